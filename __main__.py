@@ -1,0 +1,48 @@
+"""The command line: `millstream COMMAND ...`. It only dispatches; each command imports what it needs."""
+
+import difflib
+import importlib
+import sys
+
+from . import __version__
+
+COMMANDS = {
+    "serve": ("millstream.tokenizer_manager.serve_command:main", "serve a model over HTTP"),
+    "bench": ("millstream.tokenizer_manager.bench_command:main", "measure a running OpenAI-compatible server"),
+}
+
+
+def usage() -> str:
+    lines = [f"  {name:<8} {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: millstream COMMAND [options]",
+            "",
+            *lines,
+            "",
+            "`millstream COMMAND --help` shows a command's options.",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code (2 for a wrong command line)."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in {"-h", "--help", "help"}:
+        print(usage())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"millstream {__version__}")
+        return 0
+    if argv[0] not in COMMANDS:
+        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        print(f"millstream: unknown command {argv[0]!r}{hint}\n{usage()}", file=sys.stderr)
+        return 2
+    module_name, function_name = COMMANDS[argv[0]][0].split(":")
+    command = getattr(importlib.import_module(module_name), function_name)
+    return int(command(argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

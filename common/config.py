@@ -1,0 +1,260 @@
+"""Configuration: one frozen ServerArgs, whose fields are the command line's flags. The only reader of the environment.
+
+A field is declared once: its type and default here, its help, group and aliases in `flag(...)`. `parse_args` makes the
+command line from them. SGLang's names come first, vLLM's common names are aliases.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """What the command line says of a field."""
+
+    group: str
+    help: str
+    aliases: tuple[str, ...] = ()
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+
+
+def flag(
+    group: str,
+    text: str,
+    *aliases: str,
+    metavar: str = "",
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+) -> Flag:
+    """Declare the flag of a field; `low` and `high` bound it inclusively."""
+    return Flag(group, text, aliases, metavar, choices, low, high)
+
+
+class ConfigError(ValueError):
+    """A flag has a bad value; the message names it. The command ends with exit code 2."""
+
+
+class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that `millstream serve` can be told. Checked once by `parse_args`, then only read."""
+
+    model_path: Annotated[
+        str,
+        flag(
+            "model",
+            "a directory with safetensors and config.json, a .gguf file, or smollm2 (the packaged model)",
+            "--model",
+            metavar="MODEL",
+        ),
+    ]
+    served_model_name: Annotated[
+        str | None, flag("model", "the name that clients use (default: the last part of MODEL)", metavar="NAME")
+    ] = None
+    load_format: Annotated[
+        str,
+        flag(
+            "model",
+            "where weights come from; dummy draws random ones",
+            choices=("auto", "safetensors", "gguf", "dummy"),
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        flag(
+            "model",
+            "auto is bfloat16 where the device multiplies it in hardware, else float32",
+            choices=("auto", "bfloat16", "float16", "float32"),
+        ),
+    ] = "auto"
+    context_length: Annotated[
+        int | None,
+        flag(
+            "model",
+            "longest prompt and output together, in tokens (default: the model's)",
+            "--max-model-len",
+            metavar="TOKENS",
+            low=2,
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None, flag("model", "a Jinja file that replaces the model's chat template", metavar="FILE")
+    ] = None
+    random_seed: Annotated[
+        int,
+        flag(
+            "model",
+            "seed of dummy weights and of requests that bring no seed (default: drawn)",
+            "--seed",
+            low=0,
+            high=2**31 - 1,
+            metavar="SEED",
+        ),
+    ] = -1
+
+    host: Annotated[str, flag("serving", "address to listen on")] = "127.0.0.1"
+    port: Annotated[int, flag("serving", "port to listen on; 0 takes a free one", low=0, high=65535)] = 30000
+    drain_timeout: Annotated[
+        float, flag("serving", "seconds that running requests get to finish after SIGTERM", metavar="SECONDS", low=0)
+    ] = 30.0
+    max_body_bytes: Annotated[int, flag("serving", "largest request body", metavar="BYTES", low=1024)] = 16 * 2**20
+    log_level: Annotated[str, flag("serving", "how much to log", choices=("debug", "info", "warning", "error"))] = (
+        "info"
+    )
+    log_requests: Annotated[bool, flag("serving", "log a line for every request that ends")] = False
+
+    max_running_requests: Annotated[
+        int, flag("scheduling", "most requests in one batch", "--max-num-seqs", metavar="N", low=1, high=65536)
+    ] = 256
+    chunked_prefill_size: Annotated[
+        int,
+        flag(
+            "scheduling",
+            "most prompt tokens computed in one step; -1 switches chunking off",
+            "--max-num-batched-tokens",
+            metavar="TOKENS",
+            low=-1,
+        ),
+    ] = 512
+    max_prefill_tokens: Annotated[
+        int, flag("scheduling", "most prompt tokens admitted in one step", metavar="TOKENS", low=1)
+    ] = 16384
+    schedule_policy: Annotated[str, flag("scheduling", "order of the waiting queue", choices=("fcfs",))] = "fcfs"
+    schedule_conservativeness: Annotated[
+        float, flag("scheduling", "higher reserves more KV memory for outputs and retracts less", low=0, high=100)
+    ] = 1.0
+    disable_overlap_schedule: Annotated[
+        bool, flag("scheduling", "plan a step only after the one before has returned")
+    ] = False
+    watchdog_timeout: Annotated[
+        float,
+        flag(
+            "scheduling", "seconds after which a step that has not returned ends the server", metavar="SECONDS", low=1
+        ),
+    ] = 300.0
+
+    page_size: Annotated[
+        int, flag("memory", "tokens in a KV page: a power of two", "--block-size", metavar="TOKENS", low=1, high=1024)
+    ] = 16
+    mem_fraction_static: Annotated[
+        float | None,
+        flag(
+            "memory",
+            "share of memory for weights and KV cache (default on CPU: 4 GiB or a quarter of what is free)",
+            "--gpu-memory-utilization",
+            low=0.01,
+            high=0.99,
+        ),
+    ] = None
+    max_total_tokens: Annotated[
+        int | None,
+        flag("memory", "size of the KV cache in tokens, instead of what memory allows", metavar="TOKENS", low=1),
+    ] = None
+    disable_radix_cache: Annotated[
+        bool, flag("memory", "share no prefixes between requests", "--no-enable-prefix-caching")
+    ] = False
+
+    tp_size: Annotated[
+        int, flag("devices", "tensor-parallel ranks", "--tp", "--tensor-parallel-size", metavar="N", low=1, high=64)
+    ] = 1
+    device: Annotated[str, flag("devices", "where the model runs", choices=("auto", "cpu", "cuda"))] = "auto"
+    kernel_backend: Annotated[
+        str, flag("devices", "torch forces the reference version of every operator", choices=("auto", "torch"))
+    ] = "auto"
+    disable_custom_all_reduce: Annotated[
+        bool, flag("devices", "on CPU, use gloo between ranks in place of shared memory")
+    ] = False
+
+
+class ChildConfig(msgspec.Struct, frozen=True):
+    """What a child process is started with, sent through its standard input."""
+
+    name: str
+    rank: int
+    run_dir: str
+    instance_id: int
+    args: ServerArgs
+    shared_memory_fd: int = -1  # the ranks' collective buffers (memfd), -1 where unused
+    rendezvous: str = ""  # host:port of the ranks' process group where torch.distributed is used
+
+
+def flags() -> dict[str, tuple[type, Any, Flag]]:
+    """Every field of ServerArgs: name -> (type, default, Flag); a required field has the default msgspec.NODEFAULT."""
+    hints = get_type_hints(ServerArgs, include_extras=True)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(ServerArgs)}
+    found = {}
+    for name, hint in hints.items():
+        kind, declared = get_args(hint)
+        found[name] = (_plain_type(kind), defaults[name], declared)
+    return found
+
+
+def flag_name(field: str) -> str:
+    """`max_running_requests` -> `--max-running-requests`."""
+    return "--" + field.replace("_", "-")
+
+
+def check_args(args: ServerArgs) -> ServerArgs:
+    """Raise ConfigError naming the first flag that is out of range; returns the args."""
+    for name, (_, default, declared) in flags().items():
+        value = getattr(args, name)
+        if value is None or value == default:
+            continue
+        if declared.choices and value not in declared.choices:
+            raise ConfigError(f"{flag_name(name)} must be one of {', '.join(declared.choices)}, not {value!r}")
+        if declared.low is not None and not declared.low <= value <= (declared.high or float("inf")):
+            limit = (
+                f"at least {declared.low:g}" if declared.high is None else f"from {declared.low:g} to {declared.high:g}"
+            )
+            raise ConfigError(f"{flag_name(name)} must be {limit}, not {value}")
+    if args.page_size & (args.page_size - 1):
+        raise ConfigError(f"--page-size must be a power of two, not {args.page_size}")
+    if args.chunked_prefill_size == 0:
+        raise ConfigError("--chunked-prefill-size must be at least 1, or -1 for no chunking, not 0")
+    if args.max_total_tokens is not None and args.max_total_tokens < args.page_size:
+        raise ConfigError(f"--max-total-tokens must hold at least one page of {args.page_size} tokens")
+    return args
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of child processes: ours, with this package importable by the same name."""
+    package_parent = str(Path(__file__).parent.parent.parent) if _is_installed() else str(_source_root() / ".pkg")
+    paths = [package_parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def cache_dir() -> Path:
+    """Where built kernels are kept: $XDG_CACHE_HOME/millstream or ~/.cache/millstream."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "millstream"
+
+
+def temporary_dir() -> Path:
+    """Where run directories are made: $TMPDIR where a socket path fits under it, else /tmp."""
+    base = os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - the directory made in it is private
+    return Path(base if len(base) <= 40 else "/tmp")  # noqa: S108
+
+
+def wants_progress_bar() -> bool:
+    """Whether standard error is a terminal that can redraw a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _is_installed() -> bool:
+    return Path(__file__).parent.parent.name == "millstream"
+
+
+def _source_root() -> Path:
+    return Path(__file__).parent.parent
+
+
+def _plain_type(kind: Any) -> type:
+    """`int | None` -> int."""
+    if get_origin(kind) is None:
+        return kind  # type: ignore[no-any-return]
+    return next(arg for arg in get_args(kind) if arg is not type(None))

@@ -1,0 +1,55 @@
+"""Why a request ended. Names and JSON are SGLang's."""
+
+from typing import Any
+
+import msgspec
+
+
+class FINISH_LENGTH(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`max_new_tokens` or the context was reached."""
+
+    length: int
+
+    def to_json(self) -> dict[str, Any]:
+        """SGLang's JSON."""
+        return {"type": "length", "length": self.length}
+
+
+class FINISH_MATCHED_TOKEN(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An EOS id or one of `stop_token_ids` was sampled; it is the last of `output_ids`, and not in the text."""
+
+    matched: int
+
+    def to_json(self) -> dict[str, Any]:
+        """SGLang's JSON."""
+        return {"type": "stop", "matched": self.matched}
+
+
+class FINISH_MATCHED_STR(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One of the stop strings appeared in the text."""
+
+    matched: str
+
+    def to_json(self) -> dict[str, Any]:
+        """SGLang's JSON."""
+        return {"type": "stop", "matched": self.matched}
+
+
+class FINISH_ABORT(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The request was refused, aborted or failed; `status_code` is the HTTP status for a waiting client."""
+
+    message: str
+    status_code: int
+    err_type: str
+
+    def to_json(self) -> dict[str, Any]:
+        """SGLang's JSON."""
+        return {
+            "type": "abort",
+            "message": self.message,
+            "status_code": self.status_code,
+            "err_type": self.err_type,
+        }
+
+
+FinishReason = FINISH_LENGTH | FINISH_MATCHED_TOKEN | FINISH_MATCHED_STR | FINISH_ABORT

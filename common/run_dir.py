@@ -1,0 +1,55 @@
+"""The private directory of one boot: its sockets live there, and every process of the boot holds a lock in it.
+
+The lock (flock, shared) is how anyone can tell whether a boot is still alive: the last process to let go removes the
+directory, and a new boot sweeps those that nobody holds.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from .config import temporary_dir
+
+PREFIX = "millstream-"
+LOCK_NAME = "lock"
+
+
+def create_run_dir() -> Path:
+    """Make a fresh 0700 directory with its lock file, after sweeping those of dead boots."""
+    base = temporary_dir()
+    sweep_dead_run_dirs(base)
+    run_dir = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    (run_dir / LOCK_NAME).touch(mode=0o600)
+    return run_dir
+
+
+def hold_run_dir(run_dir: Path) -> int:
+    """Take this process's share of the lock; returns the descriptor that keeps it."""
+    lock = os.open(run_dir / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
+
+
+def leave_run_dir(run_dir: Path, lock: int) -> None:
+    """Let go of the lock, and remove the directory if no other process holds it. Never raises."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)  # others are alive: the last of them removes it
+        return
+    shutil.rmtree(run_dir, ignore_errors=True)
+    os.close(lock)
+
+
+def sweep_dead_run_dirs(base: Path) -> None:
+    """Remove our own run directories in `base` that no process holds."""
+    for run_dir in base.glob(PREFIX + "*"):
+        try:
+            if run_dir.is_symlink() or run_dir.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(run_dir / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        leave_run_dir(run_dir, lock)
