@@ -257,4 +257,5 @@ def _plain_type(kind: Any) -> type:
     """`int | None` -> int."""
     if get_origin(kind) is None:
         return kind  # type: ignore[no-any-return]
-    return next(arg for arg in get_args(kind) if arg is not type(None))
+    plain: type = next(arg for arg in get_args(kind) if arg is not type(None))
+    return plain
