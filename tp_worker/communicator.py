@@ -40,6 +40,7 @@ class Communicator(ABC):
     def broadcast_first(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's values, in place on the others; returns x. Any dtype."""
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of what connects the ranks."""
 
@@ -61,6 +62,9 @@ class SingleCommunicator(Communicator):
     def broadcast_first(self, x: torch.Tensor) -> torch.Tensor:
         """Already there."""
         return x
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
 
 def gathered_shapes(x: torch.Tensor, size: int, widths: Sequence[int] | None) -> list[tuple[int, ...]]:
