@@ -86,7 +86,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
         str | None, flag("model", "a Jinja file that replaces the model's chat template", metavar="FILE")
     ] = None
     random_seed: Annotated[
-        int,
+        int | None,
         flag(
             "model",
             "seed of dummy weights and of requests that bring no seed (default: drawn)",
@@ -95,7 +95,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
             high=2**31 - 1,
             metavar="SEED",
         ),
-    ] = -1
+    ] = None
 
     host: Annotated[str, flag("serving", "address to listen on")] = "127.0.0.1"
     port: Annotated[int, flag("serving", "port to listen on; 0 takes a free one", low=0, high=65535)] = 30000
@@ -207,7 +207,7 @@ def check_args(args: ServerArgs) -> ServerArgs:
             continue
         if declared.choices and value not in declared.choices:
             raise ConfigError(f"{flag_name(name)} must be one of {', '.join(declared.choices)}, not {value!r}")
-        if declared.low is not None and not declared.low <= value <= (declared.high or float("inf")):
+        if declared.low is not None and not declared.low <= value <= (declared.high or sys.float_info.max):
             limit = (
                 f"at least {declared.low:g}" if declared.high is None else f"from {declared.low:g} to {declared.high:g}"
             )

@@ -6,6 +6,7 @@ parent-death signal is a second line. A child that fails leaves its cause in the
 the server prints.
 """
 
+import contextlib
 import ctypes
 import importlib
 import logging
@@ -43,8 +44,9 @@ def start_child(entry: str, config: ChildConfig, pass_fds: tuple[int, ...] = ())
     child = subprocess.Popen(command, stdin=subprocess.PIPE, env=child_environment(), pass_fds=pass_fds)
     body = msgspec.msgpack.encode(config)
     assert child.stdin is not None
-    child.stdin.write(len(body).to_bytes(4, "little") + body)
-    child.stdin.flush()
+    with contextlib.suppress(BrokenPipeError):  # it died at once: whoever watches it will say so
+        child.stdin.write(len(body).to_bytes(4, "little") + body)
+        child.stdin.flush()
     return child
 
 

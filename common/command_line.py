@@ -1,0 +1,77 @@
+"""The command line of `millstream serve`, made from the fields of ServerArgs."""
+
+import argparse
+import difflib
+from typing import Any, NoReturn
+
+import msgspec
+
+from .config import ConfigError, Flag, ServerArgs, check_args, flag_name, flags
+
+GROUP_TITLES = {
+    "model": "model",
+    "serving": "serving",
+    "scheduling": "scheduling",
+    "memory": "KV cache and memory",
+    "devices": "devices and parallelism",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises ConfigError, and suggests the nearest flag for an unknown one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise in place of printing and exiting."""
+        raise ConfigError(message)
+
+    def parse_known_flags(self, argv: list[str]) -> argparse.Namespace:
+        """Parse, or raise ConfigError naming the unknown argument and its nearest relative."""
+        namespace, unknown = self.parse_known_args(argv)
+        if unknown:
+            name = unknown[0].split("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; see --help"
+            raise ConfigError(f"unknown argument {name}{hint}")
+        return namespace
+
+
+def make_parser() -> Parser:
+    """The parser of `millstream serve`: one group of flags for each part of the server."""
+    parser = Parser(
+        prog="millstream serve",
+        usage="millstream serve [MODEL] [flags]",
+        description="Serve a model over HTTP with an OpenAI-compatible API.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="as --model-path")
+    groups = {name: parser.add_argument_group(title) for name, title in GROUP_TITLES.items()}
+    for name, (kind, default, declared) in flags().items():
+        names = [flag_name(name), *declared.aliases]
+        groups[declared.group].add_argument(*names, dest=name, **_argument(kind, default, declared))
+    return parser
+
+
+def parse_args(argv: list[str]) -> ServerArgs:
+    """Parse and check a command line; ConfigError names the flag. Prints and exits on --help."""
+    values = vars(make_parser().parse_known_flags(argv))
+    positional = values.pop("model", None)
+    if positional is not None and values.setdefault("model_path", positional) != positional:
+        raise ConfigError(f"MODEL is given twice: {positional} and --model-path {values['model_path']}")
+    if "model_path" not in values:
+        raise ConfigError("no model is given: millstream serve MODEL (try: millstream serve smollm2)")
+    return check_args(ServerArgs(**values))
+
+
+def _argument(kind: type, default: Any, declared: Flag) -> dict[str, Any]:
+    text = declared.help.replace("%", "%%")
+    if kind is bool:
+        return {"action": "store_true", "help": text}
+    if default not in (None, msgspec.NODEFAULT) and "default" not in text:
+        text += f" (default: {default})"
+    argument: dict[str, Any] = {"type": kind, "help": text}
+    if declared.choices:
+        argument["choices"] = declared.choices
+    else:
+        argument["metavar"] = declared.metavar or kind.__name__.upper()
+    return argument
