@@ -1,0 +1,37 @@
+"""Options and fixtures of the whole suite."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import millstream
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-tools", action="store_true", help="fail, not skip, where a system tool is missing")
+    parser.addoption("--expect-package", help="fail unless millstream is imported from this directory")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    expected = session.config.getoption("--expect-package")
+    found = Path(next(iter(millstream.__path__)))
+    if expected and Path(expected).resolve() not in found.resolve().parents:
+        raise pytest.UsageError(f"millstream comes from {found}, not from {expected}")
+
+
+@pytest.fixture(scope="session")
+def system_tool(request: pytest.FixtureRequest) -> Callable[[str, str], str]:
+    """A function (tool, command that installs it) -> its path; skips the test where it is missing."""
+
+    def find(tool: str, install: str) -> str:
+        path = shutil.which(tool)
+        if path:
+            return path
+        message = f"{tool} is missing; install it with: {install}"
+        if request.config.getoption("--require-tools"):
+            pytest.fail(message)
+        pytest.skip(message)
+
+    return find
