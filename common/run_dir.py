@@ -16,13 +16,19 @@ PREFIX = "millstream-"
 LOCK_NAME = "lock"
 
 
-def create_run_dir() -> Path:
-    """Make a fresh 0700 directory with its lock file, after sweeping those of dead boots."""
+def create_run_dir() -> tuple[Path, int]:
+    """Make a fresh 0700 directory, after sweeping those of dead boots; returns it and the descriptor that holds it.
+
+    The lock file gets its name only when it is held, so that no other boot's sweep can take the directory for dead.
+    """
     base = temporary_dir()
     sweep_dead_run_dirs(base)
     run_dir = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-    (run_dir / LOCK_NAME).touch(mode=0o600)
-    return run_dir
+    unnamed = run_dir / "lock.new"
+    lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    unnamed.rename(run_dir / LOCK_NAME)
+    return run_dir, lock
 
 
 def hold_run_dir(run_dir: Path) -> int:
