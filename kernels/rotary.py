@@ -1,0 +1,56 @@
+"""Rotary embedding of queries and keys, fused with the store of keys and values into their pages.
+
+T tokens, H query heads, G KV heads, D head dim, R requests, P pages of the longest page table.
+"""
+
+import torch
+
+from .kv_cache import KVCache, write_kv_torch
+
+
+def rotary_and_store(
+    q_THD: torch.Tensor,
+    k_TGD: torch.Tensor,
+    v_TGD: torch.Tensor,
+    cos_TR: torch.Tensor,
+    sin_TR: torch.Tensor,
+    cache: KVCache,
+    page_table_RP: torch.Tensor,
+    row_of_T: torch.Tensor,
+    positions_T: torch.Tensor,
+) -> None:
+    """Rotate q and k in place, then write k and v of every token to the page slot of its position.
+
+    cos_TR, sin_TR: float32 [T, rotary_dim], gathered per token, both halves alike (Hugging Face's form; only the first
+    half is read); rotary_dim <= D, the rest of a head passes unchanged. The halves of the rotated part form the pairs
+    (NeoX). Token t belongs to row `row_of_T[t]` of `page_table_RP` and lies at `positions_T[t]` (both int32).
+    q, k and v may be views whose tokens are apart; a head's elements are adjacent. fp32 arithmetic, rounded once.
+    """
+    rotary_and_store_torch(q_THD, k_TGD, v_TGD, cos_TR, sin_TR, cache, page_table_RP, row_of_T, positions_T)
+
+
+def rotary_and_store_torch(
+    q_THD: torch.Tensor,
+    k_TGD: torch.Tensor,
+    v_TGD: torch.Tensor,
+    cos_TR: torch.Tensor,
+    sin_TR: torch.Tensor,
+    cache: KVCache,
+    page_table_RP: torch.Tensor,
+    row_of_T: torch.Tensor,
+    positions_T: torch.Tensor,
+) -> None:
+    """The reference."""
+    _rotate_torch(q_THD, cos_TR, sin_TR)
+    _rotate_torch(k_TGD, cos_TR, sin_TR)
+    positions = positions_T.long()
+    page_T = page_table_RP[row_of_T.long(), positions // cache.page_size].long()
+    write_kv_torch(cache, k_TGD, v_TGD, page_T, positions % cache.page_size)
+
+
+def _rotate_torch(x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> None:
+    half = cos_TR.shape[1] // 2
+    cos, sin = cos_TR[:, None, :half].float(), sin_TR[:, None, :half].float()
+    low, high = x_THD[..., :half].float(), x_THD[..., half : 2 * half].float()
+    x_THD[..., :half] = low * cos - high * sin
+    x_THD[..., half : 2 * half] = high * cos + low * sin
