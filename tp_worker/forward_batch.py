@@ -1,4 +1,3 @@
-# ruff: noqa: N815 - tensor names end in their shape letters
 """What the decoder computes in one step: built once, then only read.
 
 T tokens of the step, R requests (rows of the step), P pages of a page table, S rows that sample.
