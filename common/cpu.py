@@ -1,0 +1,47 @@
+"""What this machine's CPUs are, as far as the defaults depend on it."""
+
+import os
+from pathlib import Path
+
+ROOT = Path("/")
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86 "flags", arm64 "Features"
+
+
+def multiplies_bfloat16(root: Path = ROOT) -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.split(":")[0].strip() in {"flags", "Features"}), "")
+    return bool(BFLOAT16_FLAGS & set(flags.split()))
+
+
+def num_physical_cores(root: Path = ROOT) -> int:
+    """Cores that this process may run on; hyper-threads of one core count once, and a cgroup's CPU quota is kept."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            siblings = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(cpu)
+        cores.add(siblings.strip())
+    return max(1, min([len(cores), *_quota(root)]))
+
+
+def _quota(root: Path) -> list[int]:
+    """Whole cores that the cgroup's quota allows, if it has one (v2's cpu.max, else v1's cfs files)."""
+    try:
+        words = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+    except OSError:
+        words = _quota_v1(root / "sys/fs/cgroup/cpu")
+    if len(words) != 2 or not words[0].isdecimal():
+        return []
+    return [max(1, round(int(words[0]) / int(words[1])))]
+
+
+def _quota_v1(folder: Path) -> list[str]:
+    try:
+        return [(folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")]
+    except OSError:
+        return []
