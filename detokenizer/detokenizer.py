@@ -1,0 +1,107 @@
+"""From the tokens of a step to the text of a step, and the one final answer of every request.
+
+Token ends are the scheduler's proposal and arrive with the tokens. A stop string at an earlier or the same token comes
+first: then the answer says so, the scheduler gets a TextEnded, and whatever it still sends of the request is ignored.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..common.finish_reason import FINISH_MATCHED_STR, FINISH_MATCHED_TOKEN
+from ..common.messages import (
+    BatchTokenIDOutput,
+    RequestEnd,
+    RequestStats,
+    StrEnd,
+    StrOutput,
+    TextEnded,
+    unpack_int32,
+)
+from ..common.tokenizer import Tokenizer
+from .decode_status import DecodeStatus
+
+
+class DetokenizerOutput(NamedTuple):
+    """What one message leads to."""
+
+    outputs: list[StrOutput]
+    text_ends: list[TextEnded]
+
+
+class RowTokens(NamedTuple):
+    """One request's part of a BatchTokenIDOutput."""
+
+    rid: str
+    generation: int
+    cached_tokens: int
+    token_ids: list[int]
+
+
+class Detokenizer:
+    """Holds the text of every open request; a request that is not open has ended, and its tokens are ignored."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._open: dict[str, DecodeStatus] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have started and not ended."""
+        return len(self._open)
+
+    def handle(self, message: BatchTokenIDOutput) -> DetokenizerOutput:
+        """Read starts, tokens, ends, in this order; outputs follow the order of the message."""
+        for start in message.starts:
+            self._open[start.rid] = DecodeStatus(start, self._tokenizer)
+        ends = {end.rid: end for end in message.ends}
+        done = DetokenizerOutput([], [])
+        for row in split_rows(message):
+            if row.rid in self._open:
+                self._take_row(row, ends.get(row.rid), done)
+        for rid, end in ends.items():
+            if rid in self._open:  # it ends without a token in this message
+                self._take_row(RowTokens(rid, end.stats.num_retractions, end.stats.cached_tokens, []), end, done)
+        return done
+
+    def _take_row(self, row: RowTokens, end: RequestEnd | None, done: DetokenizerOutput) -> None:
+        status = self._open[row.rid]
+        stop = add_tokens(status, row.token_ids, end)
+        answer = None
+        if stop is not None:
+            answer = text_end(status, stop, row, end)
+            done.text_ends.append(TextEnded(row.rid, row.generation, status.num_tokens))
+        elif end is not None:
+            answer = StrEnd(end.finish_reason, status.num_tokens, end.stats)
+        if answer is not None:
+            del self._open[row.rid]
+        if answer is not None or status.start.stream:
+            text, token_ids = status.take_new_text()
+            done.outputs.append(StrOutput(row.rid, text, token_ids, answer))
+
+
+def split_rows(message: BatchTokenIDOutput) -> list[RowTokens]:
+    """The columns of a message as rows."""
+    token_ids = unpack_int32(message.token_ids)
+    columns = (message.generations, message.cached_tokens, message.num_tokens)
+    rows, start = [], 0
+    for rid, generation, cached, count in zip(message.rids, *map(unpack_int32, columns), strict=True):
+        rows.append(RowTokens(rid, generation, cached, token_ids[start : start + count]))
+        start += count
+    return rows
+
+
+def add_tokens(status: DecodeStatus, token_ids: Sequence[int], end: RequestEnd | None) -> str | None:
+    """Give a request its new tokens and its token end; the stop string that ends it first, if any."""
+    drops_last = end is not None and isinstance(end.finish_reason, FINISH_MATCHED_TOKEN)
+    last = len(token_ids) - 1 if drops_last and not status.start.no_stop_trim else None
+    for position, token_id in enumerate(token_ids):
+        stop = status.add_stop_token(token_id) if position == last else status.add_token(token_id)
+        if stop is not None:
+            return stop
+    return None if end is None else status.finish()
+
+
+def text_end(status: DecodeStatus, stop: str, row: RowTokens, end: RequestEnd | None) -> StrEnd:
+    """The answer of a request that a stop string ended; the queue time is known only where the scheduler ends it too."""
+    stats = RequestStats(status.start.prompt_len, row.cached_tokens, row.generation, 0.0) if end is None else end.stats
+    return StrEnd(FINISH_MATCHED_STR(stop), status.num_tokens, stats)

@@ -1,0 +1,54 @@
+"""The detokenizer process: tokens from the scheduler in, text to the tokenizer manager and text ends back out."""
+
+import gc
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from ..common.channel import Hub, Receiver, Sender
+from ..common.config import ChildConfig
+from ..common.messages import (
+    BatchStrOutput,
+    BatchTokenIDOutput,
+    DetokenizerReady,
+    detokenizer_to_manager,
+    detokenizer_to_scheduler,
+    scheduler_to_detokenizer,
+)
+from ..common.model_path import find_model
+from ..common.tokenizer import load_tokenizer
+from .detokenizer import Detokenizer
+
+BACK_PRESSURE_SECONDS = 0.005
+
+
+def run(config: ChildConfig) -> None:
+    """Load the tokenizer, say so, and serve until the parent goes."""
+    hub = Hub(Path(config.run_dir), config.instance_id)
+    tokens = hub.open_receiver(scheduler_to_detokenizer(), BatchTokenIDOutput)
+    to_manager = hub.open_sender(detokenizer_to_manager())
+    to_scheduler = hub.open_sender(detokenizer_to_scheduler())
+    try:
+        tokenizer = load_tokenizer(find_model(config.args.model_path))
+        to_manager.send(DetokenizerReady(tokenizer.vocab_size))
+        gc.freeze()  # the vocabulary stays: collections need not walk it
+        event_loop(hub, tokens, Detokenizer(tokenizer), to_manager, to_scheduler)
+    finally:
+        hub.close()
+
+
+def event_loop(
+    hub: Hub, tokens: Receiver[BatchTokenIDOutput], detokenizer: Detokenizer, to_manager: Sender, to_scheduler: Sender
+) -> NoReturn:
+    """Wait, decode, send; while a reader is far behind, take nothing new."""
+    while True:
+        hub.wait()
+        if hub.is_full:
+            time.sleep(BACK_PRESSURE_SECONDS)
+            continue
+        for message in tokens.drain(limit=64):
+            done = detokenizer.handle(message)
+            for text_ended in done.text_ends:
+                to_scheduler.send(text_ended)
+            if done.outputs:
+                to_manager.send(BatchStrOutput(done.outputs))
