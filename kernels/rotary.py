@@ -52,5 +52,6 @@ def _rotate_torch(x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tenso
     half = cos_TR.shape[1] // 2
     cos, sin = cos_TR[:, None, :half].float(), sin_TR[:, None, :half].float()
     low, high = x_THD[..., :half].float(), x_THD[..., half : 2 * half].float()
-    x_THD[..., :half] = low * cos - high * sin
-    x_THD[..., half : 2 * half] = high * cos + low * sin
+    rotated_low, rotated_high = low * cos - high * sin, high * cos + low * sin  # both before x, which fp32 aliases
+    x_THD[..., :half] = rotated_low
+    x_THD[..., half : 2 * half] = rotated_high
