@@ -167,8 +167,13 @@ class Hub:
 
         The descriptors are edge-triggered: the callback must `drain` every receiver until it is empty.
         """
-        for receiver in self._receivers:
-            add_reader(int(receiver._socket.getsockopt(zmq.FD)), callback)
+        for file_descriptor in self.file_descriptors:
+            add_reader(file_descriptor, callback)
+
+    @property
+    def file_descriptors(self) -> list[int]:
+        """What an event loop watches: one descriptor for each receiver."""
+        return [int(receiver._socket.getsockopt(zmq.FD)) for receiver in self._receivers]
 
     @property
     def is_full(self) -> bool:

@@ -1,9 +1,11 @@
 """The child processes of a server: started in order, watched through pidfds, ended together."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,12 +65,7 @@ class Children:
         for process in self._processes.values():
             assert process.stdin is not None
             process.stdin.close()
-        deadline = loop.time() + STOP_SECONDS
-        while loop.time() < deadline and any(process.poll() is None for process in self._processes.values()):
-            await asyncio.sleep(0.01)
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
+        await asyncio.to_thread(self._reap, time.monotonic() + STOP_SECONDS)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -86,6 +83,14 @@ class Children:
             rendezvous=rendezvous,
         )
         self._processes[name] = start_child(entry, config, pass_fds=(memory,) if memory >= 0 else ())
+
+    def _reap(self, deadline: float) -> None:
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
 
     def _on_exit(self, name: str, on_death: Callable[[str], None]) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfds[name])

@@ -72,7 +72,7 @@ def config(run_dir: Path) -> ChildConfig:
 def test_a_child_gets_its_config_and_ends_when_its_input_closes(boot: tuple[Path, int]) -> None:
     run_dir, _ = boot
     with start_child("test_children:report", config(run_dir)) as child:
-        wait_until(lambda: (run_dir / "report").exists())
+        wait_until((run_dir / "report").exists)
         assert (run_dir / "report").read_text() == f"child 3 4 {os.getpid()}"
         assert child.stdin is not None
         child.stdin.close()
@@ -91,7 +91,7 @@ def test_a_child_that_fails_leaves_its_cause_in_one_line(boot: tuple[Path, int])
 def test_a_child_ignores_the_signals_that_are_the_main_process_s_to_judge(boot: tuple[Path, int]) -> None:
     run_dir, _ = boot
     with start_child("test_children:report", config(run_dir)) as child:
-        wait_until(lambda: (run_dir / "report").exists())
+        wait_until((run_dir / "report").exists)
         for number in (signal.SIGTERM, signal.SIGINT):
             child.send_signal(number)
         time.sleep(0.2)
@@ -108,7 +108,7 @@ def test_when_the_parent_is_killed_the_child_dies_and_removes_the_directory(boot
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
-        wait_until(lambda: (run_dir / "report").exists())
+        wait_until((run_dir / "report").exists)
         os.close(lock)
         parent.send_signal(signal.SIGKILL)
         wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)

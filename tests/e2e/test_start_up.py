@@ -1,0 +1,125 @@
+"""From the command to the first answer."""
+
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.e2e.server_process import READY_SECONDS, ServerProcess, serving
+
+PLAN = (
+    "model",
+    "architecture",
+    "parameters",
+    "dtype",
+    "weights",
+    "KV bytes a token",
+    "KV tokens",
+    "context",
+    "max running requests",
+    "chunk size",
+    "page size",
+    "tp size",
+    "device",
+    "listening on",
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with serving("smollm2") as server:
+        yield server
+
+
+def test_it_answers_while_it_loads_and_says_that_it_is_not_ready() -> None:
+    server = ServerProcess("smollm2")
+    try:
+        url = server.url
+        assert requests.get(url + "/livez", timeout=5).status_code == 200
+        for response in (
+            requests.get(url + "/readyz", timeout=5),
+            server.post("/v1/chat/completions", {"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}]}),
+        ):
+            assert response.status_code == 503
+            assert int(response.headers["Retry-After"]) > 0
+            assert response.json()["error"]["code"]
+        assert server.stop() == 0
+    finally:
+        server.kill()
+
+
+def test_the_plan_comes_before_the_model_and_names_everything(server: ServerProcess) -> None:
+    plan = server.log.partition("ready in")[0]
+    assert not [name for name in PLAN if not re.search(rf"^\s*{name}\s{{2,}}\S", plan, re.MULTILINE)]
+
+
+def test_it_says_how_long_it_took_and_the_curl_line_works(server: ServerProcess) -> None:
+    found = re.search(r"ready in ([\d.]+) s: (http\S+)", server.log)
+    assert found
+    assert float(found[1]) < READY_SECONDS
+    command = next(line for line in server.log.splitlines() if line.startswith("try: ")).removeprefix("try: ")
+    done = subprocess.run(
+        ["bash", "-c", command.replace("curl", "curl -sS", 1)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.rstrip().endswith("data: [DONE]")
+    assert '"content"' in done.stdout
+
+
+def test_the_root_says_what_the_routes_are(server: ServerProcess) -> None:
+    page = requests.get(server.url + "/", timeout=5)
+    assert page.status_code == 200
+    assert not [
+        route for route in ("/v1/chat/completions", "/generate", "/metrics", "/readyz") if route not in page.text
+    ]
+
+
+def test_idle_processes_use_under_two_percent_of_a_core(server: ServerProcess) -> None:
+    server.complete()
+    time.sleep(1)
+    processes = {"main": server.process.pid, **{str(pid): pid for pid in server.remember_processes()}}
+    before = {name: cpu_seconds(pid) for name, pid in processes.items()}
+    time.sleep(3)
+    used = {name: (cpu_seconds(pid) - before[name]) / 3 for name, pid in processes.items()}
+    assert not {name: share for name, share in used.items() if share > 3 * 0.02}
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def test_a_taken_port_is_one_line_within_a_second() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        start = time.monotonic()
+        server = ServerProcess("smollm2", "--port", str(port))
+        assert server.process.wait(10) == 2
+        assert time.monotonic() - start < 3 * 1.0
+        assert server.log.splitlines() == [
+            f"millstream: error: port {port} on 127.0.0.1 is taken; choose another with --port"
+        ]
+        server.check_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("/nowhere",), "--model-path /nowhere: no such directory"),
+        (("smollm2", "--tp-size", "4"), "--tp-size"),
+        (("smollm2", "--context-length", "99999"), "--context-length"),
+        (("smollm2", "--chat-template", "/nowhere.jinja"), "--chat-template"),
+    ],
+)
+def test_what_the_user_must_change_is_one_line_with_exit_code_2(args: tuple[str, ...], message: str) -> None:
+    server = ServerProcess(*args)
+    assert server.process.wait(20) == 2
+    assert server.last_line.startswith("millstream: error: ")
+    assert message in server.last_line
+    assert "Traceback" not in server.log
+    server.check_nothing_left()

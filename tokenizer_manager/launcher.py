@@ -1,0 +1,168 @@
+"""The launcher: a task beside HTTP that starts the children, joins them to the tokenizer manager, and ends them.
+
+A server ends in one of three ways: a child dies (or goes silent) and the server fails with its cause; a signal drains
+it; a second signal ends it at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+from collections.abc import Callable
+
+from ..common.channel import Hub, LostMessage, Receiver, Sender
+from ..common.config import ServerArgs
+from ..common.messages import (
+    DetokenizerReady,
+    FromDetokenizer,
+    FromScheduler,
+    LoadProgress,
+    LoadSnapshot,
+    SchedulerReady,
+    ToScheduler,
+    detokenizer_to_manager,
+    manager_to_scheduler,
+    scheduler_to_manager,
+)
+from ..common.run_dir import create_run_dir, leave_run_dir
+from .children import Children, Entries
+from .startup_report import LoadingBar
+from .tokenizer_manager import TokenizerManager
+
+FLUSH_SECONDS = 0.005
+HEARTBEAT_CHECK_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class ServerFailed(Exception):
+    """The server must end; the message is the cause that a person needs."""
+
+
+class Launcher:
+    """The children of one boot and their links to the tokenizer manager."""
+
+    def __init__(self, args: ServerArgs, manager: TokenizerManager, entries: Entries) -> None:
+        self._args = args
+        self._manager = manager
+        self._loop = asyncio.get_running_loop()
+        self._run_dir, self._lock = create_run_dir()
+        instance_id = secrets.randbits(64)
+        self._hub = Hub(self._run_dir, instance_id)
+        self._to_scheduler: Sender = self._hub.open_sender(manager_to_scheduler())
+        self._from_scheduler: Receiver[FromScheduler] = self._hub.open_receiver(scheduler_to_manager(), FromScheduler)
+        self._from_detokenizer: Receiver[FromDetokenizer] = self._hub.open_receiver(
+            detokenizer_to_manager(), FromDetokenizer
+        )
+        self._children = Children(args, self._run_dir, instance_id, entries)
+        self._bar = LoadingBar()
+        self._scheduler_ready: SchedulerReady | None = None
+        self._detokenizer_is_ready = False
+        self._last_heartbeat = self._loop.time()
+        self._failure: asyncio.Future[None] = self._loop.create_future()
+        self._ready: asyncio.Future[SchedulerReady] = self._loop.create_future()
+        self._flush_timer: asyncio.TimerHandle | None = None
+
+    def start(self, rendezvous: str) -> None:
+        """Start the children and listen to them."""
+        self._hub.watch(self._loop.add_reader, self._on_readable)
+        self._children.start(rendezvous)
+        self._children.watch(self.fail)
+        self._on_readable()
+
+    def send(self, message: ToScheduler) -> None:
+        """Send to the scheduler; never blocks. What its socket does not take is flushed by a timer."""
+        self._to_scheduler.send(message)
+        self._flush_later()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the link to the scheduler takes no new request."""
+        return self._to_scheduler.is_full
+
+    async def wait_until_ready(self) -> SchedulerReady:
+        """Wait for every process's Ready; raises ServerFailed if one fails first."""
+        await asyncio.wait([self._ready, self._failure], return_when=asyncio.FIRST_COMPLETED)
+        if self._failure.done():
+            self._failure.result()
+        return self._ready.result()
+
+    async def wait_for_failure(self) -> None:
+        """Never returns; raises ServerFailed when a child dies or the scheduler goes silent."""
+        while True:
+            await asyncio.wait([self._failure], timeout=HEARTBEAT_CHECK_SECONDS)
+            if self._failure.done():
+                self._failure.result()
+            silent = self._loop.time() - self._last_heartbeat
+            if silent > self._args.watchdog_timeout:
+                self.fail(f"the scheduler has been silent for {silent:.0f} s (--watchdog-timeout)")
+
+    def fail(self, cause: str) -> None:
+        """Record the first cause for which the server must end, and tell every waiting client at once."""
+        if self._failure.done():
+            return
+        logger.error("%s", cause)
+        self._failure.set_exception(ServerFailed(cause))
+        self._failure.exception()  # it may be that nobody waits for it any more
+        self._manager.fail_all(f"The server failed: {cause}")
+
+    async def close(self) -> None:
+        """End the children and remove the run directory."""
+        self._bar.finish()
+        if self._flush_timer:
+            self._flush_timer.cancel()
+        await self._children.stop()
+        for fd in self._hub.file_descriptors:
+            self._loop.remove_reader(fd)
+        self._hub.close()
+        leave_run_dir(self._run_dir, self._lock)
+
+    def _on_readable(self) -> None:
+        try:
+            while messages := [*self._from_scheduler.drain(), *self._from_detokenizer.drain()]:
+                for message in messages:
+                    self._receive(message)
+        except LostMessage as error:
+            self.fail(str(error))
+
+    def _receive(self, message: FromScheduler | FromDetokenizer) -> None:
+        match message:
+            case LoadProgress():
+                self._bar.update(message)
+            case LoadSnapshot():
+                self._last_heartbeat = self._loop.time()
+                self._manager.on_message(message)
+            case SchedulerReady():
+                self._scheduler_ready = message
+                self._check_ready()
+            case DetokenizerReady():
+                self._detokenizer_is_ready = True
+                self._check_ready()
+            case _:
+                self._manager.on_message(message)
+
+    def _check_ready(self) -> None:
+        if self._scheduler_ready and self._detokenizer_is_ready and not self._ready.done():
+            self._bar.finish()
+            self._last_heartbeat = self._loop.time()
+            self._ready.set_result(self._scheduler_ready)
+
+    def _flush_later(self) -> None:
+        if self._to_scheduler.num_pending and self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(FLUSH_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_timer = None
+        self._to_scheduler.flush()
+        self._flush_later()
+
+
+def on_signals(handler: Callable[[signal.Signals], None]) -> contextlib.ExitStack:
+    """Call the handler for SIGTERM and SIGINT; leaving the stack restores the default."""
+    loop = asyncio.get_running_loop()
+    stack = contextlib.ExitStack()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, handler, number)
+        stack.callback(loop.remove_signal_handler, number)
+    return stack

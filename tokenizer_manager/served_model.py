@@ -1,0 +1,122 @@
+"""The model that a command line asks for: found, checked, and described before anything is allocated."""
+
+import socket
+from pathlib import Path
+
+import msgspec
+
+from ..common.config import ConfigError, ServerArgs
+from ..common.cpu import multiplies_bfloat16
+from ..common.memory_plan import available_host_memory, plan_kv_pages
+from ..common.model_config import load_model_config
+from ..common.model_path import find_model, model_name
+from ..common.model_struct import ModelConfig
+from ..common.tensor_parallel import check_tp_size, shard_plan
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """What is served: arguments with every "auto" resolved, the files, the model's shape, its public name."""
+
+    args: ServerArgs
+    path: Path
+    config: ModelConfig
+    name: str
+    chat_template: str | None  # of --chat-template; None keeps the model's own
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a weight and of a KV value."""
+        return ELEMENT_BYTES[self.args.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Over all ranks together."""
+        return _kv_bytes_per_token(self.args, self.config)
+
+    def rendezvous(self) -> str:
+        """Where the ranks' process group meets: a free port on loopback, or nothing for one rank."""
+        if self.args.tp_size == 1:
+            return ""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return f"127.0.0.1:{server.getsockname()[1]}"
+
+    def plan(self, url: str) -> dict[str, str]:
+        """The start-up plan, as name -> value."""
+        args, config = self.args, self.config
+        tokens = f"{args.max_total_tokens:,}" if args.max_total_tokens else "what the GPUs leave, known after loading"
+        return {
+            "model": f"{self.name} ({self.path})",
+            "architecture": config.architecture,
+            "parameters": f"{config.num_parameters / 1e6:,.1f} M",
+            "dtype": args.dtype,
+            "weights": f"{config.num_parameters * self.element_bytes / 1e6:,.0f} MB",
+            "KV bytes a token": f"{self.kv_bytes_per_token:,}",
+            "KV tokens": tokens,
+            "context": f"{args.context_length:,}",
+            "max running requests": f"{args.max_running_requests:,}",
+            "chunk size": "off" if args.chunked_prefill_size < 0 else f"{args.chunked_prefill_size:,}",
+            "page size": f"{args.page_size}",
+            "tp size": f"{args.tp_size}",
+            "device": args.device,
+            "listening on": url,
+        }
+
+
+def find_served_model(args: ServerArgs) -> ServedModel:
+    """Find and read the model's description. ConfigError or ModelError, in one line, for what the user must change."""
+    path = find_model(args.model_path)
+    config = load_model_config(path, args.load_format)
+    check_tp_size(config, args.tp_size)
+    args = _resolve(args, config)
+    template = _read_template(args.chat_template) if args.chat_template else None
+    return ServedModel(args, path, config, args.served_model_name or model_name(args.model_path), template)
+
+
+def _resolve(args: ServerArgs, config: ModelConfig) -> ServerArgs:
+    """Replace every "auto" by what it means here; the children see only the result."""
+    context = args.context_length or config.max_position_embeddings
+    if context > config.max_position_embeddings:
+        raise ConfigError(f"--context-length {context} is more than the model's {config.max_position_embeddings}")
+    device = args.device if args.device != "auto" else _find_device()
+    dtype = args.dtype if args.dtype != "auto" else _find_dtype(device)
+    args = msgspec.structs.replace(args, context_length=context, device=device, dtype=dtype)
+    return (
+        msgspec.structs.replace(args, max_total_tokens=_plan_host_kv(args, config, context))
+        if device == "cpu"
+        else args
+    )
+
+
+def _plan_host_kv(args: ServerArgs, config: ModelConfig, context_len: int) -> int:
+    num_pages = plan_kv_pages(
+        args,
+        device="cpu",
+        kv_bytes_per_token=_kv_bytes_per_token(args, config),
+        weight_bytes=config.num_parameters * ELEMENT_BYTES[args.dtype],
+        context_len=context_len,
+        available_bytes=available_host_memory(),
+    )
+    return num_pages * args.page_size
+
+
+def _kv_bytes_per_token(args: ServerArgs, config: ModelConfig) -> int:
+    shards = [shard_plan(config, rank, args.tp_size) for rank in range(args.tp_size)]
+    num_kv_heads = sum(shard.kv_heads.size for shard in shards)
+    return config.kv_bytes_per_token(ELEMENT_BYTES[args.dtype], num_kv_heads)
+
+
+def _find_device() -> str:
+    return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
+
+
+def _find_dtype(device: str) -> str:
+    return "bfloat16" if device == "cuda" or multiplies_bfloat16() else "float32"
+
+
+def _read_template(file: str) -> str:
+    try:
+        return Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {file}: {error}") from error

@@ -1,0 +1,137 @@
+"""The main process: HTTP from the first moment, the launcher beside it, and how a server ends."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import uvloop
+from aiohttp import web
+
+from ..common.config import ConfigError, ServerArgs
+from ..common.logs import set_up_logging
+from ..common.messages import MANAGER
+from ..common.model_error import ModelError
+from ..common.tokenizer import load_tokenizer
+from .app import build_app
+from .children import Entries
+from .launcher import Launcher, ServerFailed, on_signals
+from .metrics import Metrics
+from .served_model import ServedModel, find_served_model
+from .startup_report import print_plan, print_ready
+from .template_pool import TemplateRenderer
+from .tokenizer_manager import TokenizerManager
+
+EXIT_FAILED = 1
+EXIT_BAD_CONFIG = 2
+EXIT_FORCED = 128 + signal.SIGTERM
+FAREWELL_SECONDS = 0.7  # how long clients get to read their last event
+
+logger = logging.getLogger(__name__)
+
+
+def serve(args: ServerArgs, listener: socket.socket, entries: Entries | None = None) -> int:
+    """Run a server until it ends; returns the exit code. The cause of a failure is the last line printed."""
+    set_up_logging(args.log_level, MANAGER)
+    try:
+        model = find_served_model(args)
+        print_plan(model.plan(_url(listener)))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(model, listener, entries or Entries()))
+    except (ConfigError, ModelError) as error:
+        print(f"millstream: error: {error}", file=sys.stderr)
+        return EXIT_BAD_CONFIG
+    except ServerFailed as error:
+        print(f"millstream: error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+async def _run(model: ServedModel, listener: socket.socket, entries: Entries) -> int:
+    return await Server(model, listener, entries).run()
+
+
+class Server:
+    """One boot of the server: starting, running, draining, gone."""
+
+    def __init__(self, model: ServedModel, listener: socket.socket, entries: Entries) -> None:
+        self._model = model
+        self._args = model.args
+        self._listener = listener
+        self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._renderer = TemplateRenderer()
+        self._manager = TokenizerManager(
+            served_model_names=[model.name],
+            send=lambda message: self._launcher.send(message),
+            metrics=Metrics(model.name),
+            random_seed=self._args.random_seed,
+            log_requests=self._args.log_requests,
+        )
+        self._launcher = Launcher(self._args, self._manager, entries)
+
+    async def run(self) -> int:
+        """Serve until a signal or a failure; returns the exit code. Raises ServerFailed with the cause of a failure."""
+        with on_signals(self._signals.put_nowait):
+            http = await self._start_http()
+            try:
+                return await self._live()
+            finally:
+                await self._close(http)
+
+    async def _live(self) -> int:
+        if await first(self._signals.get(), self._start_up()) == 0:
+            return 0
+        await first(self._signals.get(), self._launcher.wait_for_failure())
+        return await self._drain()
+
+    async def _start_up(self) -> None:
+        self._launcher.start(self._model.rendezvous())
+        self._manager.set_tokenizer(await asyncio.to_thread(load_tokenizer, self._model.path))
+        await self._launcher.wait_until_ready()
+        print_ready(_url(self._listener), self._model.name)
+
+    async def _drain(self) -> int:
+        self._manager.start_draining()
+        logger.info("draining: %d requests are running", self._manager.num_inflight)
+        idle, again = self._manager.wait_idle(), self._signals.get()
+        ended = await first(idle, again, self._launcher.wait_for_failure(), timeout=self._args.drain_timeout)
+        if ended == 0:
+            return 0
+        self._manager.fail_all("The server was stopped before the request ended.")
+        return 0 if ended is None else EXIT_FORCED
+
+    async def _start_http(self) -> web.AppRunner:
+        runner = web.AppRunner(build_app(self._manager, self._renderer), access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.SockSite(runner, self._listener).start()
+        return runner
+
+    async def _close(self, http: web.AppRunner) -> None:
+        """Let clients read their last event, then end HTTP, the children and the template process."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._manager.wait_idle(), FAREWELL_SECONDS)
+        await http.cleanup()
+        self._renderer.close()
+        await self._launcher.close()
+
+
+async def first(*coroutines: Coroutine[Any, Any, Any], timeout: float | None = None) -> int | None:  # noqa: ASYNC109
+    """The index of the first coroutine to end (raising what it raised), or None at the timeout; cancels the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        return next((index for index, task in enumerate(tasks) if task in done), None)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
