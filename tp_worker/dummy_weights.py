@@ -33,3 +33,6 @@ class DummySource(TensorSource):
         whole = torch.randn(shard.shape, generator=generator).mul_(STANDARD_DEVIATION)
         part = whole[shard.rows.start : shard.rows.end]
         out.copy_(part if shard.columns is None else part[:, shard.columns.start : shard.columns.end])
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -15,7 +15,7 @@ from ..common.model_struct import ModelConfig
 from ..common.tensor_parallel import TensorShard
 from .tensor_source import TensorSource
 
-CHUNK_VALUES = 2**20  # dequantised at a time, so that the temporary copies stay in cache
+CHUNK_VALUES = 2**18  # dequantised at a time, so that the temporary copies stay in cache
 ROPE_FACTORS = "rope_freqs.weight"
 TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -102,10 +102,10 @@ def _hf_name(name: str, layer_names: dict[str, str]) -> str:
 def _dequantize(tensor: GGUFTensor, start: int, end: int) -> torch.Tensor:
     """float32 [end - start, columns]: rows of a matrix (a vector is one row)."""
     data = tensor.data[start * tensor.row_bytes : end * tensor.row_bytes]
-    raw = np.frombuffer(data, dtype=np.uint8).reshape(end - start, tensor.row_bytes)
+    raw = np.frombuffer(data, dtype=np.uint8)[None]  # one long row: the gguf package loops over groups of rows
     with np.errstate(all="ignore"):  # damaged scales give infinities, which end as failed rows and not as warnings
         values = dequantize(raw, GGMLQuantizationType(tensor.type.type_id))
-    return torch.from_numpy(values if values.flags.writeable else values.copy())
+    return torch.from_numpy(values if values.flags.writeable else values.copy()).view(end - start, -1)
 
 
 def _undo_interleaving(x: torch.Tensor, head_dim: int) -> torch.Tensor:

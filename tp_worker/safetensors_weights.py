@@ -59,7 +59,7 @@ class SafetensorsSource(TensorSource):
 
     def _open(self, path: Path, index: dict[str, Path] | None) -> None:
         try:
-            file = safe_open(path, framework="pt")
+            file: Any = safe_open(path, framework="pt")
             names = list(file.keys())
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"{path}: not a readable safetensors file (truncated?): {error}") from None

@@ -26,6 +26,7 @@ class TensorSource(ABC):
         """float32 [rotary_dim / 2] divisors of the rope frequencies, where the file has them."""
         return None
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of files."""
 
