@@ -5,6 +5,8 @@ Output tokens are counted from the usage chunk, so a server that sends several t
 
 import argparse
 import asyncio
+import itertools
+import itertools
 import json
 import random
 import statistics
@@ -13,12 +15,76 @@ from typing import Any
 
 import aiohttp
 
-WORDS = (
-    "time year people way day man thing woman life child world school state family student group country problem hand "
-    "part place case week company system program question work government number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
-    "father power hour game line end member law car city community name"
-).split(" ")
+WORDS = [
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+    "student",
+    "group",
+    "country",
+    "problem",
+    "hand",
+    "part",
+    "place",
+    "case",
+    "week",
+    "company",
+    "system",
+    "program",
+    "question",
+    "work",
+    "government",
+    "number",
+    "night",
+    "point",
+    "home",
+    "water",
+    "room",
+    "mother",
+    "area",
+    "money",
+    "story",
+    "fact",
+    "month",
+    "lot",
+    "right",
+    "study",
+    "book",
+    "eye",
+    "job",
+    "word",
+    "business",
+    "issue",
+    "side",
+    "kind",
+    "head",
+    "house",
+    "service",
+    "friend",
+    "father",
+    "power",
+    "hour",
+    "game",
+    "line",
+    "end",
+    "member",
+    "law",
+    "car",
+    "city",
+    "community",
+    "name",
+]
 
 
 def make_prompt(rng: random.Random, num_words: int) -> str:
@@ -55,7 +121,7 @@ async def send(session: aiohttp.ClientSession, args: argparse.Namespace, text: s
         "tokens": num_tokens,
         "cached": (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
         "tpot": (times[-1] - times[1]) / max(num_tokens - 1, 1),
-        "gaps": [after - before for before, after in zip(times[1:], times[2:], strict=False)],
+        "gaps": [after - before for before, after in itertools.pairwise(times)],
     }
 
 
