@@ -25,7 +25,7 @@ BACK_PRESSURE_SECONDS = 0.005
 def run(config: ChildConfig) -> None:
     """Load the tokenizer, say so, and serve until the parent goes."""
     hub = Hub(Path(config.run_dir), config.instance_id)
-    tokens = hub.open_receiver(scheduler_to_detokenizer(), BatchTokenIDOutput)
+    tokens: Receiver[BatchTokenIDOutput] = hub.open_receiver(scheduler_to_detokenizer(), BatchTokenIDOutput)
     to_manager = hub.open_sender(detokenizer_to_manager())
     to_scheduler = hub.open_sender(detokenizer_to_scheduler())
     try:
