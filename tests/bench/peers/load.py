@@ -6,7 +6,6 @@ Output tokens are counted from the usage chunk, so a server that sends several t
 import argparse
 import asyncio
 import itertools
-import itertools
 import json
 import random
 import statistics
