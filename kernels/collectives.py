@@ -23,6 +23,8 @@ from typing import Protocol
 
 import torch
 
+from .backend import load_library
+
 HEADER_BYTES = 256
 SPIN_NS = 20_000
 YIELD_NS = 2_000_000
@@ -77,7 +79,7 @@ def open_collectives(memory: mmap.mmap, rank: int, size: int, slot_bytes: int, t
 
 def native_library() -> ctypes.CDLL | None:
     """collectives.c, built; None where there is no compiler or the torch backend is forced."""
-    return None
+    return load_library("collectives.c")
 
 
 def num_bytes(x: torch.Tensor) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from millstream.kernels import collectives
 from millstream.tp_worker.communicator import Communicator
 from millstream.tp_worker.gloo import GlooCommunicator
 from millstream.tp_worker.shared_memory import SharedMemoryCommunicator
@@ -39,6 +40,7 @@ def communicators(kind: str, size: int, **options: Any) -> MakeCommunicator:
     if kind == "gloo":
         address = f"127.0.0.1:{free_port()}"
         return lambda rank: GlooCommunicator(rank, size, address, timeout=60.0)
+    collectives.native_library()  # built once, before the fork
     descriptor = os.memfd_create("test")
 
     def make(rank: int) -> Communicator:

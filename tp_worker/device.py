@@ -1,0 +1,34 @@
+"""Where and in which type a rank computes, and with how many threads."""
+
+import torch
+
+from ..common import cpu
+from ..common.config import ConfigError, ServerArgs
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def choose_device(args: ServerArgs, rank: int) -> torch.device:
+    """The rank's device; ConfigError where CUDA is asked for and there are not enough devices."""
+    has_cuda = torch.cuda.is_available()
+    if args.device == "cpu" or (args.device == "auto" and not has_cuda):
+        return torch.device("cpu")
+    num_devices = torch.cuda.device_count() if has_cuda else 0
+    if args.tp_size > num_devices:
+        raise ConfigError(f"--tp-size {args.tp_size} needs as many CUDA devices; there are {num_devices}")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def choose_dtype(args: ServerArgs, device: torch.device) -> torch.dtype:
+    """What `--dtype` says; auto is bfloat16 where the device multiplies it in hardware."""
+    if args.dtype != "auto":
+        return DTYPES[args.dtype]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if cpu.multiplies_bfloat16() else torch.float32
+
+
+def set_num_threads(tp_size: int) -> None:
+    """Share the cores among the ranks of this host; a rank has at least one thread."""
+    torch.set_num_threads(max(1, cpu.num_physical_cores() // tp_size))
