@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
+GEMMA_PATTERN = 6  # every sixth layer is full attention
 GEMMA_27B_LAYERS = 62  # llama.cpp tells the 27B model, whose attention scale differs, by its layers
 EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -94,8 +95,11 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
 
 def _layer_types(fields: Fields, model_type: str, num_layers: int) -> tuple[str, ...]:
     if model_type == "gemma3":
-        pattern = fields.integer("attention.sliding_window_pattern", 6, high=MAX_LAYERS)
-        return tuple(SLIDING_ATTENTION if (i + 1) % pattern else FULL_ATTENTION for i in range(num_layers))
+        pattern = fields.raw("attention.sliding_window_pattern")
+        if isinstance(pattern, list):
+            return tuple(SLIDING_ATTENTION if is_sliding else FULL_ATTENTION for is_sliding in pattern)
+        period = fields.integer("attention.sliding_window_pattern", GEMMA_PATTERN, high=MAX_LAYERS)
+        return tuple(SLIDING_ATTENTION if (i + 1) % period else FULL_ATTENTION for i in range(num_layers))
     is_sliding = model_type == "llama" and fields.raw("attention.sliding_window", 0) != 0  # Mistral
     return (SLIDING_ATTENTION if is_sliding else FULL_ATTENTION,) * num_layers
 
@@ -136,12 +140,12 @@ def _local_rope(fields: Fields) -> RopeConfig:
 
 
 def _family(fields: Fields, file: GGUFFile, hidden_size: int, head_dim: int) -> dict[str, Any]:
-    """What differs between families beyond sizes; biases and q/k norms are there if their tensors are."""
+    """What differs between families beyond sizes; biases are there if their tensors are."""
     family: dict[str, Any] = {
         "qkv_bias": "blk.0.attn_q.bias" in file.tensors,
         "o_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
-        "qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "qk_norm": file.metadata["general.architecture"] in {"qwen3", "gemma3"},
         "attention_scale": head_dim**-0.5,
     }
     if file.metadata["general.architecture"] == "gemma3":
