@@ -36,8 +36,9 @@ def main() -> None:
     die_with_parent()
     renderer = importlib.import_module("transformers.utils.chat_template_utils")
     setup = read_message(RenderSetup)
-    write_reply(check_templates(renderer, setup))
     limit_resources(setup)
+    limit_cpu(setup.render_seconds)
+    write_reply(check_templates(renderer, setup))
     while True:
         request = read_message(RenderRequest)
         limit_cpu(setup.render_seconds)
@@ -76,7 +77,7 @@ def check_templates(renderer: Any, setup: RenderSetup) -> RenderReply:
     for name, template in setup.chat_templates.items():
         try:
             renderer._compile_jinja_template(template)
-        except Exception as error:  # noqa: BLE001 - whatever a template does, it is an answer
+        except Exception as error:  # noqa: BLE001 - constants are computed here, so anything may go wrong
             return RenderReply(error=f"the chat template {name!r} does not compile: {describe(error)}")
     return RenderReply()
 

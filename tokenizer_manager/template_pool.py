@@ -10,13 +10,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ..common.config import ConfigError, child_environment
-from ..common.tokenizer_parts import DEFAULT_TEMPLATE
+from ..common.config import child_environment
 from .template_messages import LENGTH_BYTES, MAX_FRAME_BYTES, RenderReply, RenderRequest, RenderSetup, to_frame
 
 RENDER_SECONDS = 2.0
@@ -121,15 +119,17 @@ class TemplateRenderer:
     async def _ask_child(self, setup: RenderSetup, frame: bytes) -> RenderReply:
         child = self._child if self._child is not None and self._child.is_alive else TemplateChild(setup)
         self._child = child
+        limit = START_SECONDS
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(limit):
                 await child.wait_until_ready()
-            async with asyncio.timeout(self._render_seconds):
+            limit = self._render_seconds
+            async with asyncio.timeout(limit):
                 return await child.ask(frame)
         except TimeoutError:
-            logger.warning("killed the chat template's process: it took longer than %g s", self._render_seconds)
+            logger.warning("killed the chat template's process: it took longer than %g s", limit)
             await self._drop_child(child)
-            return RenderReply(error=f"the chat template took longer than {self._render_seconds:g} s")
+            return RenderReply(error=f"the chat template took longer than {limit:g} s")
         except (EOFError, OSError, msgspec.MsgspecError) as error:
             logger.warning("the chat template's process has ended: %s", error)
             await self._drop_child(child)
@@ -198,14 +198,6 @@ class TemplateChild:
             self._process.wait(REAP_SECONDS)
         except subprocess.TimeoutExpired:
             logger.warning("process %d does not end", self._process.pid)
-
-
-def read_chat_template(file: str) -> dict[str, str]:
-    """The templates that `--chat-template FILE` puts in the place of the model's; ConfigError if it cannot be read."""
-    try:
-        return {DEFAULT_TEMPLATE: Path(file).read_text(encoding="utf-8")}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {file}: {error}") from error
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any], special_tokens: Mapping[str, str]) -> dict[str, Any]:
