@@ -1,0 +1,105 @@
+"""What goes to the detokenizer: starts, tokens and ends, gathered until they are taken as one message."""
+
+from ..common.finish_reason import FINISH_ABORT, FinishReason
+from ..common.messages import (
+    BatchTokenIDOutput,
+    RequestEnd,
+    RequestStats,
+    StreamStart,
+    TokenizedGenerateReqInput,
+    pack_int32,
+)
+from .req import Req
+
+NUM_CONTEXT_TOKENS = 8
+NOT_COMPUTED = RequestStats(prompt_tokens=0, cached_tokens=0, num_retractions=0, queue_seconds=0.0)
+ERR_TYPES = {400: "BadRequestError", 499: "RequestAborted", 500: "InternalServerError", 503: "ServiceUnavailableError"}
+
+
+def abort_reason(message: str, status_code: int) -> FINISH_ABORT:
+    """The end of a request that was refused, aborted or failed."""
+    return FINISH_ABORT(message, status_code, ERR_TYPES.get(status_code, "InternalServerError"))
+
+
+class TokenOutput:
+    """Gathers one BatchTokenIDOutput."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._starts: list[StreamStart] = []
+        self._rids: list[str] = []
+        self._generations: list[int] = []
+        self._cached_tokens: list[int] = []
+        self._num_tokens: list[int] = []
+        self._token_ids: list[int] = []
+        self._ends: list[RequestEnd] = []
+
+    def add_tokens(self, req: Req, token_ids: list[int]) -> None:
+        """New outputs of a request."""
+        self._start(req)
+        self._rids.append(req.rid)
+        self._generations.append(req.num_retractions)
+        self._cached_tokens.append(req.cached_tokens)
+        self._num_tokens.append(len(token_ids))
+        self._token_ids += token_ids
+
+    def add_end(self, req: Req, reason: FinishReason) -> None:
+        """The request ends after the outputs that it has."""
+        self._start(req)
+        self._ends.append(RequestEnd(req.rid, reason, req.num_outputs, _stats(req)))
+
+    def add_refusal(self, message: TokenizedGenerateReqInput, reason: FINISH_ABORT) -> None:
+        """A request that never became one: it starts and ends at once."""
+        self._starts.append(_stream_start(message, len(message.input_ids) // 4, b""))
+        self._ends.append(RequestEnd(message.rid, reason, 0, NOT_COMPUTED))
+
+    def take(self) -> BatchTokenIDOutput | None:
+        """What has gathered since the last call, if anything."""
+        if not (self._rids or self._ends):
+            return None
+        output = BatchTokenIDOutput(
+            starts=self._starts,
+            rids=self._rids,
+            generations=pack_int32(self._generations),
+            cached_tokens=pack_int32(self._cached_tokens),
+            num_tokens=pack_int32(self._num_tokens),
+            token_ids=pack_int32(self._token_ids),
+            ends=self._ends,
+        )
+        self._clear()
+        return output
+
+    def _start(self, req: Req) -> None:
+        if req.has_started:
+            return
+        req.has_started = True
+        context = req.key(max(0, req.prompt_len - NUM_CONTEXT_TOKENS), req.prompt_len)
+        self._starts.append(_stream_start(req.message, req.prompt_len, context))
+
+
+def _stream_start(message: TokenizedGenerateReqInput, prompt_len: int, context_ids: bytes) -> StreamStart:
+    params = message.sampling_params
+    return StreamStart(
+        rid=message.rid,
+        frontend=message.frontend,
+        stream=message.stream,
+        prompt_len=prompt_len,
+        context_ids=context_ids,
+        min_new_tokens=params.min_new_tokens,
+        stop=params.stop,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        no_stop_trim=params.no_stop_trim,
+    )
+
+
+def _stats(req: Req) -> RequestStats:
+    scheduled = req.first_scheduled
+    return RequestStats(
+        prompt_tokens=req.prompt_len,
+        cached_tokens=req.cached_tokens,
+        num_retractions=req.num_retractions,
+        queue_seconds=0.0 if scheduled is None else max(0.0, scheduled - req.message.arrival),
+    )

@@ -1,0 +1,152 @@
+"""A request as the scheduler knows it: its tokens, its place in the KV cache, and where it is in its life."""
+
+from array import array
+from enum import Enum, auto
+from typing import NamedTuple
+
+from ..common.messages import TokenizedGenerateReqInput
+from .radix_tree import TreeNode
+
+NO_ROW = -1
+
+
+class Range(NamedTuple):
+    """Positions start .. end-1, absolute in the request's tokens."""
+
+    start: int
+    end: int
+
+
+class ReqStatus(Enum):
+    """Where a request is; it is in exactly one place of the scheduler for each."""
+
+    WAITING = auto()  # in waiting_queue
+    PREFILLING = auto()  # the chunked_req: it holds a row, and part of its prompt is not planned yet
+    RUNNING = auto()  # in running_batch: every known token is computed or planned
+    RETRACTED = auto()  # in waiting_queue again, with the outputs that it has
+    ENDING = auto()  # its end is decided, and steps in flight may still touch its pages
+    FINISHED = auto()  # nowhere
+
+
+TRANSITIONS: dict[ReqStatus, tuple[ReqStatus, ...]] = {
+    ReqStatus.WAITING: (ReqStatus.PREFILLING, ReqStatus.RUNNING, ReqStatus.FINISHED),
+    ReqStatus.PREFILLING: (ReqStatus.RUNNING, ReqStatus.RETRACTED, ReqStatus.ENDING, ReqStatus.FINISHED),
+    ReqStatus.RUNNING: (ReqStatus.RETRACTED, ReqStatus.ENDING, ReqStatus.FINISHED),
+    ReqStatus.RETRACTED: (ReqStatus.PREFILLING, ReqStatus.RUNNING, ReqStatus.FINISHED),
+    ReqStatus.ENDING: (ReqStatus.FINISHED,),
+    ReqStatus.FINISHED: (),
+}
+
+
+class Req:
+    """One request.
+
+    `token_ids` is the prompt and the outputs known so far. Of its KV, `kv_committed_len` tokens are computed (their
+    results are back) and `kv_allocated_len` are computed or planned. `page_ids` is its page table: the first
+    `num_tree_pages` belong to the radix tree (`last_node`, locked), the others to the request alone.
+    """
+
+    __slots__ = (
+        "cached_tokens",
+        "end_token_ids",
+        "extend_range",
+        "first_scheduled",
+        "has_started",
+        "is_private",
+        "kv_allocated_len",
+        "kv_committed_len",
+        "last_node",
+        "max_new_tokens",
+        "message",
+        "namespace",
+        "num_retractions",
+        "num_samples_in_flight",
+        "num_sent_pages",
+        "num_steps_in_flight",
+        "num_tree_pages",
+        "page_ids",
+        "prompt_len",
+        "rid",
+        "row",
+        "row_generation",
+        "status",
+        "token_ids",
+        "waits_for",
+    )
+
+    def __init__(self, message: TokenizedGenerateReqInput, token_ids: "array[int]", max_new_tokens: int) -> None:
+        self.message = message
+        self.rid = message.rid
+        self.namespace = (message.lora_id, message.cache_salt)
+        self.token_ids = token_ids
+        self.prompt_len = len(token_ids)
+        self.max_new_tokens = max_new_tokens
+        params = message.sampling_params
+        ends = () if params.ignore_eos else (*message.eos_token_ids, *params.stop_token_ids)
+        self.end_token_ids = frozenset(ends)
+        self.status = ReqStatus.WAITING
+        self.num_retractions = 0
+        self.cached_tokens = 0
+        self.first_scheduled: float | None = None
+        self.has_started = False  # its StreamStart is sent
+        self.waits_for: tuple[Req, int] | None = None  # a request that computes a prefix of ours, and its length
+        self._reset_cache_state()
+
+    def _reset_cache_state(self) -> None:
+        self.row = NO_ROW
+        self.row_generation = 0
+        self.extend_range = Range(0, 0)
+        self.kv_committed_len = 0
+        self.kv_allocated_len = 0
+        self.page_ids: list[int] = []
+        self.num_tree_pages = 0
+        self.num_sent_pages = 0
+        self.last_node: TreeNode | None = None
+        self.is_private = False  # another request was first to cache the same pages: ours enter the tree at the end
+        self.num_steps_in_flight = 0
+        self.num_samples_in_flight = 0
+
+    def move_to(self, status: ReqStatus) -> None:
+        """Change the status; AssertionError for a transition that the table does not allow."""
+        assert status in TRANSITIONS[self.status], f"request {self.rid}: {self.status.name} -> {status.name}"
+        self.status = status
+
+    def reset_for_retract(self) -> None:
+        """Forget everything about rows and pages; tokens stay."""
+        assert self.num_steps_in_flight == 0, "retraction acts on a drained pipeline"
+        self.num_retractions += 1
+        self._reset_cache_state()
+
+    @property
+    def output_ids(self) -> "array[int]":
+        """A copy of the outputs known so far."""
+        return self.token_ids[self.prompt_len :]
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs known so far."""
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def num_planned_outputs(self) -> int:
+        """Outputs known so far and those that steps in flight will sample."""
+        return len(self.token_ids) - self.prompt_len + self.num_samples_in_flight
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether another token may be planned: never past `max_new_tokens` (which ends with the context)."""
+        return self.num_planned_outputs < self.max_new_tokens
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it is in the waiting queue."""
+        return self.status is ReqStatus.WAITING or self.status is ReqStatus.RETRACTED
+
+    def key(self, start: int, end: int) -> bytes:
+        """Tokens start .. end-1 as a key of the radix tree."""
+        return self.token_ids[start:end].tobytes()
+
+    def keep_outputs(self, num_outputs: int) -> None:
+        """Drop the outputs after the first `num_outputs`, with their KV."""
+        del self.token_ids[self.prompt_len + num_outputs :]
+        self.kv_committed_len = min(self.kv_committed_len, len(self.token_ids))

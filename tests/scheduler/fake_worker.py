@@ -1,0 +1,234 @@
+"""A second implementation of the worker's protocol: deterministic tokens, late answers, and no mercy for a wrong batch.
+
+Its "KV cache" holds the token that was written to each slot, and its "model" hashes what it reads through the page
+table. So a row's next token is a pure function of its tokens, unless a page was shared, freed or written wrongly.
+It runs in-process (`FakeWorker.step`) and as a process with the links of a real one (`run`).
+"""
+
+import time
+import zlib
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millstream.common.channel import Hub
+from millstream.common.config import ChildConfig
+from millstream.common.messages import (
+    ROW_ERROR,
+    BatchResult,
+    KVGroup,
+    LoadProgress,
+    NewReq,
+    ScheduleBatch,
+    StepAck,
+    WorkerReady,
+    pack_int32,
+    rank_to_scheduler,
+    scheduler_to_rank,
+    unpack_int32,
+)
+
+NUM_PAGES = 512
+VOCAB_SIZE = 1000
+CONTEXT_LEN = 2048
+MAX_RUNNING_REQUESTS = 64
+STEP_SECONDS = 0.002
+WEIGHT_BYTES = 1000
+
+
+def next_token(token_ids: "array[int]", vocab_size: int) -> int:
+    """The model: a hash of all tokens so far."""
+    return zlib.crc32(token_ids.tobytes()) % vocab_size
+
+
+def sample(token_ids: "array[int]", vocab_size: int, masked: tuple[int, ...]) -> int:
+    """The next token that is not masked."""
+    token_id = next_token(token_ids, vocab_size)
+    while token_id in masked:
+        token_id = (token_id + 1) % vocab_size
+    return token_id
+
+
+def reference_outputs(
+    prompt: list[int], vocab_size: int, max_new_tokens: int, ends: tuple[int, ...] = (), min_new_tokens: int = 0
+) -> list[int]:
+    """What a request gives alone: tokens up to and with the one that ends it."""
+    token_ids, outputs = array("i", prompt), list[int]()
+    while len(outputs) < max_new_tokens:
+        outputs.append(sample(token_ids, vocab_size, ends if len(outputs) < min_new_tokens else ()))
+        token_ids.append(outputs[-1])
+        if outputs[-1] in ends:
+            break
+    return outputs
+
+
+@dataclass
+class Row:
+    """What the worker knows of a row."""
+
+    new_req: NewReq
+    token_ids: "array[int]"
+    page_ids: list[int] = field(default_factory=list)
+    num_shared_pages: int = 0  # pages that were full before this row's first step: never written by it
+    kv_len: int = 0
+
+
+class FakeWorker:
+    """Applies batches in order, top to bottom; AssertionError for anything that a real worker could not do."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = NUM_PAGES,
+        page_size: int = 16,
+        vocab_size: int = VOCAB_SIZE,
+        max_running_requests: int = MAX_RUNNING_REQUESTS,
+        failing_token_id: int | None = None,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.vocab_size = vocab_size
+        self.max_running_requests = max_running_requests
+        self.failing_token_id = failing_token_id  # a row that feeds this token fails
+        self.rows: dict[int, Row] = {}
+        self.generations: dict[int, int] = {}
+        self.slots = array("i", [-1]) * (num_pages * page_size)
+        self.next_step = 0
+
+    def step(self, batch: ScheduleBatch) -> BatchResult:
+        """Run one step."""
+        assert batch.step == self.next_step, f"step {batch.step} follows step {self.next_step - 1}"
+        self.next_step += 1
+        for row in unpack_int32(batch.freed_rows):
+            assert row in self.rows, f"row {row} is freed and was not in use"
+            del self.rows[row]
+        for new_req in batch.new_reqs:
+            self._add_row(new_req)
+        self._add_pages(batch)
+        columns = (unpack_int32(each) for each in (batch.extend_rows, batch.extend_starts, batch.extend_ends))
+        extends = list(zip(*columns, strict=True))
+        decodes = unpack_int32(batch.decode_rows)
+        computed = [row for row, _, _ in extends] + decodes
+        assert len(set(computed)) == len(computed), "a row is computed twice in one step"
+        outcomes = [self._extend(*extend) for extend in extends] + [self._decode(row) for row in decodes]
+        return self._result(batch.step, computed, outcomes)
+
+    def _add_row(self, new_req: NewReq) -> None:
+        row = new_req.row
+        assert 0 <= row < self.max_running_requests
+        assert row not in self.rows, f"row {row} is given out while it is in use"
+        assert new_req.generation > self.generations.get(row, 0), "a row's generation is raised each time"
+        self.generations[row] = new_req.generation
+        token_ids = array("i", unpack_int32(new_req.input_ids))
+        assert 0 < new_req.prompt_len <= len(token_ids)
+        self.rows[row] = Row(new_req, token_ids)
+
+    def _add_pages(self, batch: ScheduleBatch) -> None:
+        (columns,) = batch.new_pages
+        page_ids = deque(unpack_int32(columns.page_ids))
+        for row, count in zip(unpack_int32(columns.rows), unpack_int32(columns.counts), strict=True):
+            new_page_ids = [page_ids.popleft() for _ in range(count)]
+            assert all(0 <= page_id < self.num_pages for page_id in new_page_ids)
+            self.rows[row].page_ids += new_page_ids
+        assert not page_ids
+        starts = dict(zip(unpack_int32(batch.extend_rows), unpack_int32(batch.extend_starts), strict=True))
+        for new_req in batch.new_reqs:
+            row = self.rows[new_req.row]
+            assert starts[new_req.row] % self.page_size == 0, "a cached prefix is whole pages"
+            row.kv_len = starts[new_req.row]
+            row.num_shared_pages = row.kv_len // self.page_size
+
+    def _extend(self, index: int, start: int, end: int) -> tuple[list[int], str | None]:
+        row = self.rows[index]
+        assert start == row.kv_len < end <= len(row.token_ids), f"row {index}: [{start}, {end}) after {row.kv_len}"
+        assert end == len(row.token_ids) or end % self.page_size == 0, "chunks end on page boundaries"
+        self._write(row, start, end)
+        return self._sample(row) if end == len(row.token_ids) else ([], None)
+
+    def _decode(self, index: int) -> tuple[list[int], str | None]:
+        row = self.rows[index]
+        assert row.kv_len == len(row.token_ids) - 1, f"row {index} decodes before its prompt is computed"
+        self._write(row, row.kv_len, len(row.token_ids))
+        return self._sample(row)
+
+    def _write(self, row: Row, start: int, end: int) -> None:
+        others = {page_id for other in self.rows.values() if other is not row for page_id in other.page_ids}
+        for position in range(start, end):
+            page_index = position // self.page_size
+            page_id = row.page_ids[page_index]
+            assert page_index >= row.num_shared_pages, f"shared page {page_id} is written"
+            assert page_id not in others, f"page {page_id} is written and another row has it"
+            self.slots[page_id * self.page_size + position % self.page_size] = row.token_ids[position]
+        row.kv_len = end
+
+    def _num_used_pages(self, row: Row) -> int:
+        return -(-row.kv_len // self.page_size)
+
+    def _sample(self, row: Row) -> tuple[list[int], str | None]:
+        if self.failing_token_id is not None and row.token_ids[-1] == self.failing_token_id:
+            row.token_ids.append(0)  # as a real worker, it goes on with some token until the row is freed
+            return [], "not a number"
+        params = row.new_req.sampling_params
+        num_outputs = len(row.token_ids) - row.new_req.prompt_len
+        masked = row.new_req.end_token_ids if num_outputs < params.min_new_tokens else ()
+        token_id = sample(self._read(row), self.vocab_size, masked)
+        row.token_ids.append(token_id)
+        return [token_id], None
+
+    def _read(self, row: Row) -> "array[int]":
+        """What attention sees: the slots of the row's positions, through its page table."""
+        seen = array("i")
+        for page_id in row.page_ids[: self._num_used_pages(row)]:
+            seen += self.slots[page_id * self.page_size : (page_id + 1) * self.page_size]
+        return seen[: row.kv_len]
+
+    def _result(self, step: int, rows: list[int], outcomes: list[tuple[list[int], str | None]]) -> BatchResult:
+        return BatchResult(
+            step=step,
+            rows=pack_int32(rows),
+            generations=pack_int32([self.rows[row].new_req.generation for row in rows]),
+            num_tokens=pack_int32([len(token_ids) for token_ids, _ in outcomes]),
+            token_ids=pack_int32([token_id for token_ids, _ in outcomes for token_id in token_ids]),
+            row_lens=pack_int32([len(self.rows[row].token_ids) for row in rows]),
+            flags=pack_int32([ROW_ERROR if error else 0 for _, error in outcomes]),
+            errors={row: error for row, (_, error) in zip(rows, outcomes, strict=True) if error},
+            step_seconds=STEP_SECONDS,
+        )
+
+
+def run(config: ChildConfig) -> None:
+    """The process, as `millstream.tests.scheduler.fake_worker:run`; a module of a test's own may call `serve`."""
+    serve(config)
+
+
+def serve(config: ChildConfig, *, step_seconds: float = STEP_SECONDS, num_pages: int = NUM_PAGES) -> None:
+    """Ready handshake, then a step for each batch: rank 0 answers, every rank acknowledges."""
+    hub = Hub(Path(config.run_dir), config.instance_id)
+    batches = hub.open_receiver(scheduler_to_rank(config.rank), ScheduleBatch)
+    sender = hub.open_sender(rank_to_scheduler(config.rank))
+    args = config.args
+    worker = FakeWorker(
+        num_pages=num_pages, page_size=args.page_size, max_running_requests=min(args.max_running_requests, 1024)
+    )
+    sender.send(LoadProgress(config.rank, WEIGHT_BYTES // 2, WEIGHT_BYTES))
+    sender.send(LoadProgress(config.rank, WEIGHT_BYTES, WEIGHT_BYTES))
+    group = KVGroup("full", num_layers=1, page_bytes=args.page_size * 4, num_pages=num_pages)
+    sender.send(
+        WorkerReady(
+            rank=config.rank,
+            kv_groups=[group],
+            vocab_size=worker.vocab_size,
+            context_len=args.context_length or CONTEXT_LEN,
+            max_running_requests=worker.max_running_requests,
+            weight_bytes=WEIGHT_BYTES,
+        )
+    )
+    while True:
+        hub.wait()
+        for batch in batches.drain():
+            result = worker.step(batch)
+            time.sleep(step_seconds)
+            if config.rank == 0:
+                sender.send(result)
+            sender.send(StepAck(config.rank, batch.step))

@@ -1,0 +1,187 @@
+"""Drives a Scheduler and a FakeWorker without processes, and keeps what a client would have got."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from millstream.common.messages import (
+    AbortReq,
+    BatchResult,
+    BatchTokenIDOutput,
+    FlushCacheReqOutput,
+    RequestEnd,
+    StreamStart,
+    TextEnded,
+    TokenizedGenerateReqInput,
+    pack_int32,
+    unpack_int32,
+)
+from millstream.common.sampling_params import SamplingParams
+from millstream.scheduler.invariants import broken_invariants
+from millstream.scheduler.scheduler import Scheduler, SchedulerConfig
+from tests.scheduler.fake_worker import FakeWorker
+
+VOCAB_SIZE = 50
+
+
+@dataclass
+class Client:
+    """What the detokenizer got of one request."""
+
+    starts: list[StreamStart] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
+    ends: list[RequestEnd] = field(default_factory=list)
+    text_ends: int = 0
+    cached_tokens: int = 0
+
+
+class Harness:
+    """One scheduler with its worker. `step` plans and answers once; invariants are checked after every event."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        max_running_requests: int = 8,
+        chunked_prefill_size: int = 512,
+        max_prefill_tokens: int = 16384,
+        context_len: int = 1000,
+        disable_overlap_schedule: bool = False,
+        disable_radix_cache: bool = False,
+        schedule_conservativeness: float = 1.0,
+        failing_token_id: int | None = None,
+    ) -> None:
+        config = SchedulerConfig(
+            num_pages=num_pages,
+            page_size=page_size,
+            vocab_size=VOCAB_SIZE,
+            context_len=context_len,
+            max_running_requests=max_running_requests,
+            chunked_prefill_size=chunked_prefill_size,
+            max_prefill_tokens=max_prefill_tokens,
+            schedule_conservativeness=schedule_conservativeness,
+            disable_overlap_schedule=disable_overlap_schedule,
+            disable_radix_cache=disable_radix_cache,
+        )
+        self.scheduler = Scheduler(config)
+        self.worker = FakeWorker(
+            num_pages=num_pages,
+            page_size=page_size,
+            vocab_size=VOCAB_SIZE,
+            max_running_requests=max_running_requests,
+            failing_token_id=failing_token_id,
+        )
+        self.results: deque[BatchResult] = deque()  # computed, and not yet given to the scheduler
+        self.clients: dict[str, Client] = {}
+        self.replies: list[FlushCacheReqOutput] = []
+        self.now = 0.0
+
+    def ask(
+        self,
+        rid: str,
+        prompt: list[int],
+        max_new_tokens: int | None = 8,
+        *,
+        eos: tuple[int, ...] = (),
+        ignore_eos: bool = False,
+        min_new_tokens: int = 0,
+        stop_token_ids: tuple[int, ...] = (),
+        temperature: float = 1.0,
+        cache_salt: str | None = None,
+        arrival: float | None = None,
+    ) -> Client:
+        """Send a request."""
+        params = SamplingParams(
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
+            stop_token_ids=stop_token_ids,
+            ignore_eos=ignore_eos,
+            temperature=temperature,
+        )
+        self.now += 1
+        message = TokenizedGenerateReqInput(
+            rid=rid,
+            frontend="http",
+            arrival=self.now if arrival is None else arrival,
+            input_ids=pack_int32(prompt),
+            sampling_params=params,
+            eos_token_ids=eos,
+            cache_salt=cache_salt,
+        )
+        return self.send(message)
+
+    def send(self, message: TokenizedGenerateReqInput) -> Client:
+        """Send a request as it is."""
+        client = self.clients.setdefault(message.rid, Client())
+        self.scheduler.handle(message)
+        self._collect()
+        return client
+
+    def abort(self, *rids: str) -> None:
+        """The client went away."""
+        self.scheduler.handle(AbortReq(list(rids)))
+        self._collect()
+
+    def end_text(self, rid: str, num_tokens: int) -> None:
+        """The detokenizer found a stop string."""
+        self.clients[rid].text_ends += 1
+        self.scheduler.handle(TextEnded(rid, 0, num_tokens))
+        self._collect()
+
+    def plan(self) -> bool:
+        """Plan one step and let the worker compute it; whether there was one."""
+        batch = self.scheduler.get_next_batch_to_run(self.now)
+        if batch is not None:
+            self.results.append(self.worker.step(batch))
+        self._collect()
+        return batch is not None
+
+    def answer(self) -> None:
+        """Give the scheduler the oldest result."""
+        self.scheduler.process_batch_result(self.results.popleft())
+        self._collect()
+
+    def step(self) -> None:
+        """Plan as far ahead as may be, then answer one step."""
+        while self.plan():
+            pass
+        if self.results:
+            self.answer()
+
+    def run(self, max_steps: int = 3000) -> None:
+        """Step until all requests have ended."""
+        for _ in range(max_steps):
+            if not self.scheduler.requests:
+                break
+            self.step()
+        assert not self.scheduler.requests, "requests are stuck"
+        assert not self.results
+
+    def _collect(self) -> None:
+        problems = broken_invariants(self.scheduler)
+        assert not problems, problems
+        output = self.scheduler.take_output()
+        if output is not None:
+            self._read(output)
+        self.replies += self.scheduler.take_replies()
+
+    def _read(self, output: BatchTokenIDOutput) -> None:
+        for start in output.starts:
+            self.clients[start.rid].starts.append(start)
+        token_ids = deque(unpack_int32(output.token_ids))
+        columns = (unpack_int32(output.num_tokens), unpack_int32(output.cached_tokens))
+        for rid, count, cached in zip(output.rids, *columns, strict=True):
+            client = self.clients[rid]
+            assert client.starts, "tokens come after the start"
+            assert not client.ends, "nothing comes after the end"
+            assert not client.text_ends, "nothing comes after the text ended"
+            client.output_ids += [token_ids.popleft() for _ in range(count)]
+            client.cached_tokens = cached
+        for end in output.ends:
+            client = self.clients[end.rid]
+            assert not client.text_ends
+            assert end.num_tokens == len(client.output_ids)
+            client.ends.append(end)
+        for client in self.clients.values():
+            assert len(client.starts) <= 1
+            assert len(client.ends) <= 1
