@@ -10,6 +10,7 @@ import logging
 import secrets
 import signal
 from collections.abc import Callable
+from typing import Any
 
 from ..common.channel import Hub, LostMessage, Receiver, Sender
 from ..common.config import ServerArgs
@@ -83,7 +84,8 @@ class Launcher:
 
     async def wait_until_ready(self) -> SchedulerReady:
         """Wait for every process's Ready; raises ServerFailed if one fails first."""
-        await asyncio.wait([self._ready, self._failure], return_when=asyncio.FIRST_COMPLETED)
+        waiting: set[asyncio.Future[Any]] = {self._ready, self._failure}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if self._failure.done():
             self._failure.result()
         return self._ready.result()
@@ -127,20 +129,18 @@ class Launcher:
             self.fail(str(error))
 
     def _receive(self, message: FromScheduler | FromDetokenizer) -> None:
+        self._manager.on_message(message)
         match message:
             case LoadProgress():
                 self._bar.update(message)
             case LoadSnapshot():
                 self._last_heartbeat = self._loop.time()
-                self._manager.on_message(message)
             case SchedulerReady():
                 self._scheduler_ready = message
                 self._check_ready()
             case DetokenizerReady():
                 self._detokenizer_is_ready = True
                 self._check_ready()
-            case _:
-                self._manager.on_message(message)
 
     def _check_ready(self) -> None:
         if self._scheduler_ready and self._detokenizer_is_ready and not self._ready.done():

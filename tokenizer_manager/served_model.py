@@ -12,6 +12,7 @@ from ..common.model_config import load_model_config
 from ..common.model_path import find_model, model_name
 from ..common.model_struct import ModelConfig
 from ..common.tensor_parallel import check_tp_size, shard_plan
+from ..common.tokenizer_parts import DEFAULT_TEMPLATE
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -23,7 +24,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     path: Path
     config: ModelConfig
     name: str
-    chat_template: str | None  # of --chat-template; None keeps the model's own
+    chat_templates: dict[str, str]  # of --chat-template; empty keeps the model's own
 
     @property
     def element_bytes(self) -> int:
@@ -70,8 +71,8 @@ def find_served_model(args: ServerArgs) -> ServedModel:
     config = load_model_config(path, args.load_format)
     check_tp_size(config, args.tp_size)
     args = _resolve(args, config)
-    template = _read_template(args.chat_template) if args.chat_template else None
-    return ServedModel(args, path, config, args.served_model_name or model_name(args.model_path), template)
+    templates = _read_template(args.chat_template) if args.chat_template else {}
+    return ServedModel(args, path, config, args.served_model_name or model_name(args.model_path), templates)
 
 
 def _resolve(args: ServerArgs, config: ModelConfig) -> ServerArgs:
@@ -115,8 +116,8 @@ def _find_dtype(device: str) -> str:
     return "bfloat16" if device == "cuda" or multiplies_bfloat16() else "float32"
 
 
-def _read_template(file: str) -> str:
+def _read_template(file: str) -> dict[str, str]:
     try:
-        return Path(file).read_text()
+        return {DEFAULT_TEMPLATE: Path(file).read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--chat-template {file}: {error}") from error

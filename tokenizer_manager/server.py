@@ -9,16 +9,18 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import uvloop
 from aiohttp import web
 
 from ..common.config import ConfigError, ServerArgs
 from ..common.logs import set_up_logging
-from ..common.messages import MANAGER
+from ..common.messages import MANAGER, ToScheduler
 from ..common.model_error import ModelError
 from ..common.tokenizer import load_tokenizer
 from .app import build_app
 from .children import Entries
+from .http_server import HTTPRunner
 from .launcher import Launcher, ServerFailed, on_signals
 from .metrics import Metrics
 from .served_model import ServedModel, find_served_model
@@ -65,7 +67,7 @@ class Server:
         self._renderer = TemplateRenderer()
         self._manager = TokenizerManager(
             served_model_names=[model.name],
-            send=lambda message: self._launcher.send(message),
+            send=self._send,
             metrics=Metrics(model.name),
             random_seed=self._args.random_seed,
             log_requests=self._args.log_requests,
@@ -81,6 +83,9 @@ class Server:
             finally:
                 await self._close(http)
 
+    def _send(self, message: ToScheduler) -> None:
+        self._launcher.send(message)
+
     async def _live(self) -> int:
         if await first(self._signals.get(), self._start_up()) == 0:
             return 0
@@ -89,7 +94,9 @@ class Server:
 
     async def _start_up(self) -> None:
         self._launcher.start(self._model.rendezvous())
-        self._manager.set_tokenizer(await asyncio.to_thread(load_tokenizer, self._model.path))
+        tokenizer = await asyncio.to_thread(load_tokenizer, self._model.path)
+        self._renderer.start(self._model.chat_templates or tokenizer.chat_templates, tokenizer.special_tokens)
+        self._manager.set_tokenizer(tokenizer)
         await self._launcher.wait_until_ready()
         print_ready(_url(self._listener), self._model.name)
 
@@ -103,13 +110,15 @@ class Server:
         self._manager.fail_all("The server was stopped before the request ended.")
         return 0 if ended is None else EXIT_FORCED
 
-    async def _start_http(self) -> web.AppRunner:
-        runner = web.AppRunner(build_app(self._manager, self._renderer), access_log=None, shutdown_timeout=0.1)
+    async def _start_http(self) -> HTTPRunner:
+        info = msgspec.to_builtins(self._args)
+        app = build_app(self._manager, self._renderer, info=info, max_body_bytes=self._args.max_body_bytes)
+        runner = HTTPRunner(app)
         await runner.setup()
         await web.SockSite(runner, self._listener).start()
         return runner
 
-    async def _close(self, http: web.AppRunner) -> None:
+    async def _close(self, http: HTTPRunner) -> None:
         """Let clients read their last event, then end HTTP, the children and the template process."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._manager.wait_idle(), FAREWELL_SECONDS)
