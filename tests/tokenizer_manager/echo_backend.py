@@ -1,0 +1,176 @@
+"""A second implementation of what stands behind the tokenizer manager, at the level of its messages.
+
+It answers a request with its own prompt, token by token, over and over; a step gives every request one token. What a
+scheduler and a detokenizer would say of ends, aborts, caches and load, it says too.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from millstream.common.finish_reason import (
+    FINISH_ABORT,
+    FINISH_LENGTH,
+    FINISH_MATCHED_STR,
+    FINISH_MATCHED_TOKEN,
+    FinishReason,
+)
+from millstream.common.messages import (
+    AbortReq,
+    BatchStrOutput,
+    DetokenizerReady,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    FromDetokenizer,
+    FromScheduler,
+    LoadProgress,
+    LoadSnapshot,
+    RequestStats,
+    SchedulerReady,
+    StrEnd,
+    StrOutput,
+    TokenizedGenerateReqInput,
+    ToScheduler,
+    pack_int32,
+    unpack_int32,
+)
+from millstream.common.tokenizer import Tokenizer
+
+
+class EchoReq:
+    """A request that runs."""
+
+    def __init__(self, request: TokenizedGenerateReqInput) -> None:
+        self.request = request
+        self.prompt = unpack_int32(request.input_ids)
+        self.token_ids: list[int] = []
+        self.unsent_text = ""
+        self.text = ""
+        self.num_sent = 0
+
+
+class EchoBackend:
+    """`send` is what the manager sends to; `receive` is the manager's `on_message`."""
+
+    def __init__(self, tokenizer: Tokenizer, context_len: int, vocab_size: int) -> None:
+        self.receive: Callable[[FromScheduler | FromDetokenizer], None] = lambda message: None
+        self.context_len = context_len
+        self.vocab_size = vocab_size
+        self.received: list[ToScheduler] = []
+        self.paused = False
+        self.tokens_per_step = 1
+        self.step_seconds = 0.0
+        self.num_cached = 0
+        self.refuse_with: FINISH_ABORT | None = None
+        self.fail_after: int | None = None
+        self._tokenizer = tokenizer
+        self._running: dict[str, EchoReq] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have not ended."""
+        return len(self._running)
+
+    @property
+    def requests(self) -> list[TokenizedGenerateReqInput]:
+        """Every request that came."""
+        return [message for message in self.received if isinstance(message, TokenizedGenerateReqInput)]
+
+    @property
+    def aborts(self) -> list[AbortReq]:
+        """Every abort that came."""
+        return [message for message in self.received if isinstance(message, AbortReq)]
+
+    def report_ready(self) -> None:
+        """Start-up, as the processes tell it."""
+        self.receive(LoadProgress(0, 50, 100))
+        self.receive(SchedulerReady(64, 16, self.vocab_size, self.context_len, 8, 1000))
+        self.receive(DetokenizerReady(self.vocab_size))
+
+    def report_load(self, steps: int, *, hits: int = 0, retractions: int = 0) -> None:
+        """A heartbeat with some figures."""
+        self.receive(
+            LoadSnapshot(steps, 3, 2, 100, 50, 400, 0.5, 10 * hits, hits, retractions, 1, [0.01, 0.02], [0.001])
+        )
+
+    def send(self, message: ToScheduler) -> None:
+        """Take a message of the manager."""
+        self.received.append(message)
+        match message:
+            case TokenizedGenerateReqInput():
+                self._running[message.rid] = EchoReq(message)
+                self._step_later()
+            case AbortReq():
+                for rid in message.rids:
+                    if rid in self._running:
+                        abort = FINISH_ABORT(message.message, message.status_code, "")
+                        asyncio.get_running_loop().call_soon(self._end, rid, abort)
+            case FlushCacheReqInput():
+                success = not self._running
+                text = "flushed" if success else "requests are running"
+                answer = FlushCacheReqOutput(message.request_id, success, text)
+                asyncio.get_running_loop().call_soon(self.receive, answer)
+
+    def step(self) -> None:
+        """Give every running request its next tokens."""
+        for rid in list(self._running):
+            self._advance(rid)
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self.paused = False
+        self._step_later()
+
+    def _step_later(self) -> None:
+        if self._timer is None and not self.paused:
+            self._timer = asyncio.get_running_loop().call_later(self.step_seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if not self.paused:
+            self.step()
+            if self._running:
+                self._step_later()
+
+    def _advance(self, rid: str) -> None:
+        req = self._running[rid]
+        if self.refuse_with is not None:
+            self._end(rid, self.refuse_with)
+            return
+        reason: FinishReason | None = None
+        for _ in range(self.tokens_per_step):
+            reason = reason or self._next_token(req)
+        if self.fail_after is not None and len(req.token_ids) >= self.fail_after:
+            reason = FINISH_ABORT("the worker gave up", 500, "worker_error")
+        if reason is not None:
+            self._end(rid, reason)
+        elif req.request.stream:
+            self.receive(BatchStrOutput([self._output(req)]))
+
+    def _next_token(self, req: EchoReq) -> FinishReason | None:
+        params = req.request.sampling_params
+        token_id = req.prompt[len(req.token_ids) % len(req.prompt)]
+        req.token_ids.append(token_id)
+        if token_id in params.stop_token_ids:
+            return FINISH_MATCHED_TOKEN(token_id)
+        piece = self._tokenizer.decode([token_id])
+        req.text += piece
+        req.unsent_text += piece
+        for stop in params.stop:
+            if stop in req.text:
+                req.unsent_text = req.unsent_text.removesuffix(stop)
+                return FINISH_MATCHED_STR(stop)
+        if len(req.token_ids) == params.max_new_tokens:
+            return FINISH_LENGTH(len(req.token_ids))
+        return None
+
+    def _output(self, req: EchoReq, end: StrEnd | None = None) -> StrOutput:
+        text, new_ids = req.unsent_text, req.token_ids[req.num_sent :]
+        req.unsent_text, req.num_sent = "", len(req.token_ids)
+        return StrOutput(req.request.rid, text, pack_int32(new_ids), end)
+
+    def _end(self, rid: str, reason: FinishReason) -> None:
+        req = self._running.pop(rid, None)
+        if req is not None:
+            stats = RequestStats(len(req.prompt), self.num_cached, 0, 0.001)
+            self.receive(BatchStrOutput([self._output(req, StrEnd(reason, len(req.token_ids), stats))]))

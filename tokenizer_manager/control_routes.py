@@ -1,0 +1,108 @@
+"""Routes that do no work: probes, what the server is, control, metrics."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ..common.finish_reason import FINISH_ABORT
+from ..common.sampling_params import SamplingParams
+from .api_error import bad_request, json_response, unavailable
+from .call import call_of
+from .generate_protocol import AbortBody
+from .json_body import read_json
+from .metrics import CONTENT_TYPE
+from .tokenizer_manager import GenerateReq, Status, TokenizerManager
+
+ABORT = msgspec.json.Decoder(AbortBody)
+PROBE_SECONDS = 20.0
+VERSION = "0.1.0"
+
+
+class ControlRoutes:
+    """Handlers over one tokenizer manager; `info` is what /server_info tells beside the state."""
+
+    def __init__(self, manager: TokenizerManager, info: Mapping[str, Any]) -> None:
+        self._manager = manager
+        self._info = info
+
+    async def livez(self, request: web.Request) -> web.Response:
+        """GET /livez: 200 unless the server has failed or its scheduler has fallen silent."""
+        if not self._manager.is_alive:
+            raise unavailable(self._manager.failure or "The scheduler has fallen silent.", "not_alive")
+        return json_response(self._state())
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """GET /readyz and /health: 200 while the server takes work."""
+        self._manager.check_accepting()
+        if not self._manager.is_alive:
+            raise unavailable("The scheduler has fallen silent.", "not_alive")
+        return json_response(self._state())
+
+    async def health_generate(self, request: web.Request) -> web.Response:
+        """GET /health_generate: generate one token."""
+        call, manager = call_of(request), self._manager
+        params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+        first_id = manager.encoder.tokenizer.bos_token_id or 0
+        probe = GenerateReq(input_ids=[first_id], sampling_params=params)
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                with manager.generate(call.request_id, [probe], call.arrival, stream=False) as generation:
+                    while not generation.done:
+                        await generation.next()
+        except TimeoutError:
+            raise unavailable(f"No token came within {PROBE_SECONDS:g} s.", "not_alive") from None
+        end = generation.reqs[0].end
+        if end is None or isinstance(end.finish_reason, FINISH_ABORT):
+            raise unavailable("The request for one token failed.", "not_alive")
+        return json_response(self._state())
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        """GET /server_info: arguments, model, load."""
+        manager = self._manager
+        return json_response(
+            {
+                "version": VERSION,
+                **self._state(),
+                "served_model_names": manager.served_model_names,
+                "model": manager.model and msgspec.structs.asdict(manager.model),
+                "load": manager.load and msgspec.structs.asdict(manager.load),
+                "num_open": manager.num_open,
+                "num_inflight": manager.num_inflight,
+                "args": dict(self._info),
+            }
+        )
+
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        """POST (or, as SGLang, GET) /flush_cache: empty the prefix cache; refused while anything runs."""
+        try:
+            answer = await self._manager.flush_cache()
+        except TimeoutError:
+            raise unavailable("The scheduler did not answer in time.", "not_alive") from None
+        if not answer.success:
+            raise bad_request(answer.message, code="cache_in_use")
+        return json_response({"success": True, "message": answer.message})
+
+    async def abort_request(self, request: web.Request) -> web.Response:
+        """POST /abort_request: end one request by its id, or all."""
+        body = await read_json(request, ABORT)
+        if body.abort_all:
+            return json_response({"num_aborted": self._manager.abort_all()})
+        if not body.rid:
+            raise bad_request("rid or abort_all is required", "rid", "missing_field")
+        return json_response({"num_aborted": self._manager.abort([body.rid])})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """GET /metrics: for Prometheus."""
+        return web.Response(body=self._manager.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    def _state(self) -> dict[str, Any]:
+        manager = self._manager
+        state: dict[str, Any] = {"status": manager.status.value}
+        if manager.status is Status.STARTING:
+            state["loaded"] = round(manager.loaded_share, 3)
+        if manager.model is not None:
+            state["scheduler_silent_seconds"] = round(manager.silent_seconds, 3)
+        return state

@@ -1,0 +1,147 @@
+"""SGLang's own routes for work: /generate, /tokenize, /detokenize."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ..common.messages import StrEnd
+from .api_error import bad_request, json_response
+from .call import call_of
+from .generate_protocol import DetokenizeBody, GenerateBody, TokenizeBody
+from .json_body import read_json
+from .openai_format import failure
+from .openai_protocol import split_prompts
+from .prompt_encoder import check_ids
+from .req_state import CLIENT_ABORT, Generation, Output, ReqState
+from .sse import stream_events
+from .tokenizer_manager import GenerateReq, TokenizerManager
+
+GENERATE = msgspec.json.Decoder(GenerateBody)
+TOKENIZE = msgspec.json.Decoder(TokenizeBody)
+DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
+MAX_TEXTS = 4096
+
+
+class GenerateRoutes:
+    """Handlers over one tokenizer manager."""
+
+    def __init__(self, manager: TokenizerManager) -> None:
+        self._manager = manager
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """POST /generate."""
+        body = await read_json(request, GENERATE)
+        requests = await self._requests(body, call_of(request).label)
+        call = call_of(request)
+        if body.is_single:
+            call.label = requests[0].label
+        stream = bool(body.stream)
+        with self._manager.generate(call.request_id, requests, call.arrival, stream=stream) as generation:
+            answers = [GenerateAnswer(req) for req in generation.reqs]
+            if stream:
+                events = _events(generation, answers, is_single=body.is_single)
+                return await stream_events(request, self._manager.metrics, events)
+            while not generation.done:
+                req, output = await generation.next()
+                answers[req.index].add(output)
+        whole = [answer.to_json() for answer in answers]
+        return json_response(whole[0] if body.is_single else whole)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """POST /tokenize."""
+        body = await read_json(request, TOKENIZE)
+        texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        if len(texts) > MAX_TEXTS:
+            raise bad_request(f"prompt holds at most {MAX_TEXTS} texts, not {len(texts)}", "prompt")
+        found = await self._manager.encoder.encode(texts, add_special_tokens=body.add_special_tokens)
+        single = isinstance(body.prompt, str)
+        counts = [len(ids) for ids in found]
+        return json_response(
+            {
+                "tokens": found[0] if single else found,
+                "count": counts[0] if single else counts,
+                "max_model_len": self._manager.context_len,
+            }
+        )
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """POST /detokenize; the text stands under SGLang's name and under vLLM's."""
+        body = await read_json(request, DETOKENIZE)
+        single = not body.tokens or isinstance(body.tokens[0], int)
+        sequences: list[Any] = split_prompts(body.tokens, "tokens", MAX_TEXTS) if body.tokens else [[]]
+        for ids in sequences:
+            if ids:
+                check_ids(ids, "tokens", self._manager.vocab_size)
+        texts = await self._manager.encoder.decode(sequences, skip_special_tokens=body.skip_special_tokens)
+        text = texts[0] if single else texts
+        return json_response({"text": text, "prompt": text})
+
+    async def _requests(self, body: GenerateBody, label: str | None) -> list[GenerateReq]:
+        if body.rid is None:
+            body.rid = label
+        prompts = body.prompts()
+        params = body.params(len(prompts), self._manager.vocab_size)
+        labels = body.labels(len(prompts))
+        sequences = await self._manager.encoder.prompt_ids(
+            prompts,
+            "input_ids" if body.text is None else "text",
+            vocab_size=self._manager.vocab_size,
+            context_len=self._manager.context_len,
+        )
+        return [
+            GenerateReq(
+                input_ids=input_ids,
+                sampling_params=params[index],
+                label=labels[index],
+                priority=body.priority,
+                cache_salt=body.cache_salt,
+            )
+            for index, input_ids in enumerate(sequences)
+        ]
+
+
+class GenerateAnswer:
+    """What has come of one prompt, in SGLang's shape: text and ids are cumulative."""
+
+    def __init__(self, req: ReqState) -> None:
+        self._req = req
+        self._text = ""
+        self._output_ids: list[int] = []
+        self._end: StrEnd | None = None
+
+    def add(self, output: Output) -> None:
+        """Take an output; APIError where the request failed (a request that was aborted keeps what it has)."""
+        self._text += output.text
+        self._output_ids += output.token_ids
+        self._end = output.end
+        error = failure(output.end) if output.end is not None else None
+        if error is not None and error.status != CLIENT_ABORT:
+            raise error
+
+    def to_json(self) -> dict[str, Any]:
+        """SGLang's object; what only the end knows is null or 0 before it."""
+        end, req = self._end, self._req
+        meta_info: dict[str, Any] = {
+            "id": req.name,
+            "finish_reason": end.finish_reason.to_json() if end else None,
+            "prompt_tokens": end.stats.prompt_tokens if end else req.prompt_len,
+            "completion_tokens": end.completion_tokens if end else len(self._output_ids),
+            "cached_tokens": end.stats.cached_tokens if end else 0,
+            "num_retractions": end.stats.num_retractions if end else 0,
+        }
+        if end:
+            meta_info["e2e_latency"] = req.ended_at - req.arrival
+        return {"text": self._text, "output_ids": self._output_ids, "meta_info": meta_info}
+
+
+async def _events(
+    generation: Generation, answers: list[GenerateAnswer], *, is_single: bool
+) -> AsyncGenerator[list[Any], None]:
+    while not generation.done:
+        req, output = await generation.next()
+        answer = answers[req.index]
+        answer.add(output)
+        event = answer.to_json()
+        yield [event if is_single else event | {"index": req.index}]

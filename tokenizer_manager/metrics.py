@@ -1,0 +1,92 @@
+"""The one Prometheus registry: made from the table in common/metrics.py, fed by the tokenizer manager alone."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ..common.messages import LoadSnapshot
+from ..common.metrics import METRICS, Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """All series, present at 0 from the start."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._registry = CollectorRegistry()
+        self._families = {metric: self._new_family(metric) for metric in METRICS}
+        self._series: dict[tuple[str, ...], Any] = {}
+        self._totals: dict[str, int] = {}
+        self._add_series({})
+
+    def add_routes(self, routes: Sequence[str]) -> None:
+        """Make the series of these HTTP routes."""
+        self._add_series({"route": tuple(routes)})
+
+    def inc(self, name: str, *labels: str, by: float = 1) -> None:
+        """Raise a counter; `labels` are its values beside the model's name, in the table's order."""
+        self._series[name, *labels].inc(by)
+
+    def set(self, name: str, value: float) -> None:
+        """Set a gauge."""
+        self._series[name,].set(value)
+
+    def observe(self, name: str, seconds: float, weight: int = 1) -> None:
+        """Count an observation in a histogram `weight` times."""
+        histogram = self._series[name,]
+        for _ in range(weight):
+            histogram.observe(seconds)
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes (of type CONTENT_TYPE)."""
+        return generate_latest(self._registry)
+
+    def on_load(self, load: LoadSnapshot) -> None:
+        """Take over the scheduler's gauges, totals and observations."""
+        self.set("num_running_reqs", load.num_running_reqs)
+        self.set("num_queue_reqs", load.num_queue_reqs)
+        self.set("num_used_tokens", load.num_used_tokens)
+        self.set("num_cached_tokens", load.num_cached_tokens)
+        self.set("max_total_num_tokens", load.max_total_num_tokens)
+        self.set("token_usage", load.num_used_tokens / max(load.max_total_num_tokens, 1))
+        self.set("new_token_ratio", load.new_token_ratio)
+        self._raise_to("steps_total", "scheduler", load.steps)
+        self._raise_to("prefix_cache_queries_total", "scheduler", load.cache_query_tokens_total)
+        self._raise_to("prefix_cache_hits_total", "scheduler", load.cache_hit_tokens_total)
+        self._raise_to("num_retracted_requests_total", "scheduler", load.retractions_total)
+        self.count_dropped_frames("scheduler", load.dropped_frames_total)
+        for seconds in load.step_seconds:
+            self.observe("step_time_seconds", seconds)
+        for seconds in load.queue_seconds:
+            self.observe("queue_time_seconds", seconds)
+
+    def count_dropped_frames(self, process: str, total: int) -> None:
+        """Take over a process's count of dropped frames since boot."""
+        self._raise_to("dropped_frames_total", process, total)
+
+    def _raise_to(self, name: str, source: str, total: int) -> None:
+        """Raise a counter by what `source` has counted since it was last heard; totals never fall."""
+        key = f"{name}/{source}"
+        before = self._totals.get(key, 0)
+        if total > before:
+            self.inc(name, by=total - before)
+            self._totals[key] = total
+
+    def _new_family(self, metric: Metric) -> Counter | Gauge | Histogram:
+        names = ["model_name", *metric.labels]
+        if metric.kind == "counter":
+            return Counter(metric.full_name, metric.help, names, registry=self._registry)
+        if metric.kind == "gauge":
+            return Gauge(metric.full_name, metric.help, names, registry=self._registry)
+        return Histogram(metric.full_name, metric.help, names, registry=self._registry, buckets=metric.buckets)
+
+    def _add_series(self, more_values: Mapping[str, tuple[str, ...]]) -> None:
+        """Make every series whose label values are known, each at 0."""
+        for metric, family in self._families.items():
+            known = [more_values.get(label, values) for label, values in metric.labels.items()]
+            for values in product(*known):
+                self._series[metric.name, *values] = family.labels(self._model_name, *values)

@@ -1,0 +1,105 @@
+"""What waits for the scheduler and the detokenizer: requests, and the HTTP call that they belong to."""
+
+import asyncio
+from collections import deque
+
+import msgspec
+
+from ..common.finish_reason import FINISH_ABORT, FINISH_LENGTH
+from ..common.messages import RequestStats, StrEnd, StrOutput, unpack_int32
+
+CLIENT_ABORT = 499
+
+
+class Output(msgspec.Struct):
+    """What has come of a request since it was last asked."""
+
+    text: str
+    token_ids: list[int]
+    end: StrEnd | None
+
+
+class ReqState:
+    """One request at the scheduler. Outputs pile up here while nobody takes them (a slow socket, say)."""
+
+    def __init__(self, rid: str, label: str | None, index: int, prompt_len: int, arrival: float, stream: bool) -> None:
+        self.rid = rid
+        self.label = label
+        self.index = index
+        self.prompt_len = prompt_len
+        self.arrival = arrival
+        self.stream = stream
+        self.last_output = 0.0  # when the last output with tokens came; 0 before the first
+        self.ended_at = 0.0
+        self.end: StrEnd | None = None
+        self.has_news = False
+        self._text: list[str] = []
+        self._token_ids: list[bytes] = []
+
+    @property
+    def name(self) -> str:
+        """The id that clients see in bodies: their own, else ours."""
+        return self.label or self.rid
+
+    def put(self, output: StrOutput) -> None:
+        """Add an output of the detokenizer."""
+        self._text.append(output.text)
+        self._token_ids.append(output.token_ids)
+        self.end = output.end or self.end
+
+    def fail(self, message: str) -> None:
+        """End it here: the server can not go on."""
+        self.end = StrEnd(
+            finish_reason=FINISH_ABORT(message, 500, "engine_failed"),
+            completion_tokens=0,
+            stats=RequestStats(self.prompt_len, 0, 0, 0.0),
+        )
+
+    def take(self) -> Output:
+        """All that has come since the last call."""
+        output = Output("".join(self._text), unpack_int32(b"".join(self._token_ids)), self.end)
+        self._text.clear()
+        self._token_ids.clear()
+        self.has_news = False
+        return output
+
+
+class Generation:
+    """The requests of one HTTP call, and its only waiter."""
+
+    def __init__(self) -> None:
+        self.reqs: list[ReqState] = []
+        self._news: deque[ReqState] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._num_ended = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the last output of every request has been taken."""
+        return self._num_ended == len(self.reqs)
+
+    def notify(self, req: ReqState) -> None:
+        """There is something to take from `req`."""
+        if not req.has_news:
+            req.has_news = True
+            self._news.append(req)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> tuple[ReqState, Output]:
+        """Wait until any request has news; all that it has is taken at once."""
+        while not self._news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        req = self._news.popleft()
+        output = req.take()
+        self._num_ended += output.end is not None
+        return req, output
+
+
+def outcome(end: StrEnd) -> str:
+    """The label of `num_requests_total`."""
+    reason = end.finish_reason
+    if isinstance(reason, FINISH_ABORT):
+        return "abort" if reason.status_code == CLIENT_ABORT else "error"
+    return "length" if isinstance(reason, FINISH_LENGTH) else "stop"

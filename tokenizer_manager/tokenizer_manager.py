@@ -1,0 +1,379 @@
+"""The tokenizer manager: every request between its HTTP call and the scheduler.
+
+It gives requests their ids, sends them, hands what comes back to the one waiter of each HTTP call, and knows whether
+the server takes work: starting -> ready -> draining, or failed. It runs on the event loop, and nothing here waits for
+another process except the calls that say so.
+"""
+
+import asyncio
+import enum
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from ..common.finish_reason import FINISH_ABORT
+from ..common.messages import (
+    MANAGER,
+    AbortReq,
+    BatchStrOutput,
+    DetokenizerReady,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    FromDetokenizer,
+    FromScheduler,
+    LoadProgress,
+    LoadSnapshot,
+    SchedulerReady,
+    StrOutput,
+    TokenizedGenerateReqInput,
+    ToScheduler,
+    pack_int32,
+)
+from ..common.sampling_params import MAX_SEED, SamplingParams
+from ..common.tokenizer import Tokenizer
+from .api_error import bad_request, context_exceeded, unavailable
+from .metrics import Metrics
+from .prompt_encoder import PromptEncoder
+from .req_state import Generation, ReqState, outcome
+
+FLUSH_SECONDS = 10.0
+SILENCE_SECONDS = 30.0  # a scheduler that is not heard of for longer is not alive
+
+logger = logging.getLogger(__name__)
+
+
+class Status(enum.Enum):
+    """Whether the server takes work."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class GenerateReq(msgspec.Struct, kw_only=True):
+    """One request as a handler asks for it; `label` is the client's own id."""
+
+    input_ids: list[int]
+    sampling_params: SamplingParams
+    label: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class TokenizerManager:
+    """Owns every request that has not ended, and the status of the server.
+
+    `send` hands a message to the scheduler without blocking; `is_full` says that its link takes no more for now.
+    """
+
+    def __init__(
+        self,
+        *,
+        served_model_names: Sequence[str],
+        send: Callable[[ToScheduler], None],
+        metrics: Metrics,
+        is_full: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+        random_seed: int | None = None,
+        log_requests: bool = False,
+    ) -> None:
+        self.served_model_names = tuple(served_model_names)
+        self.metrics = metrics
+        self.clock = clock
+        self.status = Status.STARTING
+        self.failure = ""
+        self.model: SchedulerReady | None = None
+        self.load: LoadSnapshot | None = None
+        self.loaded_share = 0.0
+        self._send = send
+        self._is_full = is_full
+        self._log_requests = log_requests
+        self._random = random.Random(random_seed)  # noqa: S311 - noise of sampling
+        self._encoder: PromptEncoder | None = None
+        self._detokenizer_ready = False
+        self._last_heard = 0.0
+        self._reqs: dict[str, tuple[ReqState, Generation]] = {}
+        self._rid_of_label: dict[str, str] = {}
+        self._loaded_bytes: dict[int, tuple[int, int]] = {}
+        self._flushes: dict[str, asyncio.Future[FlushCacheReqOutput]] = {}
+        self._num_open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # ---- status -----------------------------------------------------------------------------------------------------
+
+    def set_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Bring the tokenizer; the server is ready when it and both Ready messages are here."""
+        self._encoder = PromptEncoder(tokenizer)
+        self._check_started()
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        """From prompts to ids, with the model's tokenizer; there once the server is ready."""
+        assert self._encoder is not None
+        return self._encoder
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that the model knows."""
+        assert self.model is not None
+        return self.model.vocab_size
+
+    @property
+    def context_len(self) -> int:
+        """Longest prompt and output together, in tokens."""
+        assert self.model is not None
+        return self.model.context_len
+
+    @property
+    def num_inflight(self) -> int:
+        """Requests at the scheduler whose final answer has not come."""
+        return len(self._reqs)
+
+    @property
+    def num_open(self) -> int:
+        """HTTP calls for work that have not been answered to their end."""
+        return self._num_open
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing has been heard of the scheduler; 0 while it starts."""
+        return self.clock() - self._last_heard if self.model is not None else 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server can still do its work, now or once it has started."""
+        return self.status is not Status.FAILED and self.silent_seconds < SILENCE_SECONDS
+
+    def check_accepting(self) -> None:
+        """Raise the 503 that says why no work is taken, if so."""
+        if self.status is Status.STARTING:
+            raise unavailable("The server is starting; the model is not loaded yet.", "not_ready")
+        if self.status is Status.DRAINING:
+            raise unavailable("The server is shutting down and takes no new requests.", "draining", close=True)
+        if self.status is Status.FAILED:
+            raise unavailable("The server has failed and is shutting down.", "engine_failed", close=True)
+        if self._is_full():
+            raise unavailable("The server has more work than it can take.", "overloaded")
+
+    def start_draining(self) -> None:
+        """Refuse new work from now on; what runs goes on. `wait_idle` tells when it has ended."""
+        if self.status is not Status.FAILED:
+            self.status = Status.DRAINING
+
+    def fail_all(self, message: str) -> None:
+        """The server can not go on: end every request with an error that says `message`, and refuse all work."""
+        self.status = Status.FAILED
+        self.failure = message
+        for req, generation in list(self._reqs.values()):
+            req.fail(message)
+            self._finish(req, generation)
+        for future in self._flushes.values():
+            if not future.done():
+                future.set_exception(unavailable(message, "engine_failed", close=True))
+
+    @contextmanager
+    def open_call(self) -> Iterator[None]:
+        """An HTTP call for work: refused while the server takes none, counted until it has been answered."""
+        self.check_accepting()
+        self._count_open(1)
+        try:
+            yield
+        finally:
+            self._count_open(-1)
+
+    async def wait_idle(self) -> None:
+        """Return when no HTTP call for work is open."""
+        await self._idle.wait()
+
+    def _count_open(self, change: int) -> None:
+        self._num_open += change
+        self.metrics.set("num_open_reqs", self._num_open)
+        if self._num_open:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def _check_started(self) -> None:
+        parts = (self.model, self._encoder, self._detokenizer_ready or None)
+        if self.status is Status.STARTING and None not in parts:
+            self.status = Status.READY
+
+    # ---- from other processes ---------------------------------------------------------------------------------------
+
+    def on_message(self, message: FromScheduler | FromDetokenizer) -> None:
+        """Take a message of the scheduler or the detokenizer."""
+        match message:
+            case BatchStrOutput():
+                now = self.clock()
+                for output in message.outputs:
+                    self._on_output(output, now)
+            case LoadSnapshot():
+                self._last_heard = self.clock()
+                self.load = message
+                self.metrics.on_load(message)
+            case FlushCacheReqOutput():
+                future = self._flushes.get(message.request_id)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case LoadProgress():
+                self._loaded_bytes[message.rank] = (message.loaded_bytes, message.total_bytes)
+                loaded, total = map(sum, zip(*self._loaded_bytes.values(), strict=True))
+                self.loaded_share = loaded / max(total, 1)
+            case SchedulerReady():
+                self._last_heard = self.clock()
+                self.model = message
+                self._check_started()
+            case DetokenizerReady():
+                self._detokenizer_ready = True
+                self._check_started()
+
+    def _on_output(self, output: StrOutput, now: float) -> None:
+        found = self._reqs.get(output.rid)
+        if found is None:
+            logger.warning("request %s: an output came for a request that is not there", output.rid)
+            return
+        req, generation = found
+        num_tokens = len(output.token_ids) // 4
+        if req.stream and num_tokens:
+            self._observe_latency(req, num_tokens, now)
+        req.put(output)
+        if output.end is not None:
+            self._finish(req, generation)
+        else:
+            generation.notify(req)
+
+    def _observe_latency(self, req: ReqState, num_tokens: int, now: float) -> None:
+        if req.last_output:
+            self.metrics.observe("inter_token_latency_seconds", (now - req.last_output) / num_tokens, num_tokens)
+        else:
+            self.metrics.observe("time_to_first_token_seconds", now - req.arrival)
+        req.last_output = now
+
+    def _finish(self, req: ReqState, generation: Generation) -> None:
+        """The final answer of a request is here: forget it, count it, log it, tell its waiter."""
+        assert req.end is not None
+        req.ended_at = self.clock()
+        del self._reqs[req.rid]
+        self._free_label(req)
+        end, stats, seconds = req.end, req.end.stats, req.ended_at - req.arrival
+        how = outcome(end)
+        self.metrics.inc("num_requests_total", how)
+        self.metrics.inc("prompt_tokens_total", by=stats.prompt_tokens)
+        self.metrics.inc("cached_tokens_total", by=stats.cached_tokens)
+        self.metrics.inc("generation_tokens_total", by=end.completion_tokens)
+        self.metrics.observe("e2e_request_latency_seconds", seconds)
+        if how == "abort":
+            self.metrics.inc("num_aborted_requests_total")
+        if self._log_requests:
+            logger.info(
+                "request %s: %s after %.3f s, %d prompt tokens (%d cached), %d output tokens, %d retractions",
+                *(req.rid, how, seconds, stats.prompt_tokens, stats.cached_tokens),
+                *(end.completion_tokens, stats.num_retractions),
+            )
+        if isinstance(end.finish_reason, FINISH_ABORT) and how == "error":
+            logger.warning("request %s: failed: %s", req.rid, end.finish_reason.message)
+        generation.notify(req)
+
+    def _free_label(self, req: ReqState) -> None:
+        if req.label is not None and self._rid_of_label.get(req.label) == req.rid:
+            del self._rid_of_label[req.label]
+
+    # ---- to the scheduler -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def generate(
+        self, request_id: str, requests: Sequence[GenerateReq], arrival: float, *, stream: bool
+    ) -> Iterator[Generation]:
+        """Send the requests of one HTTP call; leaving the context aborts those that have not ended.
+
+        `request_id` is the call's own, unique id: every rid has it in it, behind the client's label and before the
+        index in the batch, so that either finds the request in every process's log. Raises APIError if one of them can not be served; then none is sent.
+        """
+        if self.status is not Status.DRAINING:  # what was accepted before draining began is served
+            self.check_accepting()
+        for request in requests:
+            if len(request.input_ids) >= self.context_len:
+                raise context_exceeded(self.context_len, f"{len(request.input_ids)} tokens")
+        self._check_labels([request.label for request in requests if request.label is not None])
+        generation = Generation()
+        try:
+            for index, request in enumerate(requests):
+                rid = "-".join(filter(None, [request.label, request_id, f"{index}" if len(requests) > 1 else ""]))
+                req = ReqState(rid, request.label, index, len(request.input_ids), arrival, stream)
+                self._submit(generation, req, request)
+            yield generation
+        finally:
+            self._abandon(generation)
+
+    def abort(self, names: Sequence[str]) -> int:
+        """End these requests, by our ids or their clients' labels; returns how many were in flight."""
+        rids = [rid for name in names if (rid := self._rid_of_label.get(name, name)) in self._reqs]
+        if rids:
+            self._send(AbortReq(rids=rids))
+        return len(rids)
+
+    def abort_all(self) -> int:
+        """End every request; returns how many there were."""
+        return self.abort(list(self._reqs))
+
+    async def flush_cache(self) -> FlushCacheReqOutput:
+        """Ask the scheduler to empty its cache and wait for its answer; TimeoutError, or APIError if it fails."""
+        request_id = secrets.token_hex(8)
+        future: asyncio.Future[FlushCacheReqOutput] = asyncio.get_running_loop().create_future()
+        self._flushes[request_id] = future
+        try:
+            self._send(FlushCacheReqInput(request_id=request_id, frontend=MANAGER))
+            async with asyncio.timeout(FLUSH_SECONDS):
+                return await future
+        finally:
+            del self._flushes[request_id]
+
+    def _check_labels(self, labels: Sequence[str]) -> None:
+        taken = [label for label in labels if label in self._rid_of_label]
+        if taken or len(set(labels)) != len(labels):
+            message = "A request with this id is in flight already; ids must differ."
+            raise bad_request(message, "rid", "duplicate_request_id")
+
+    def _submit(self, generation: Generation, req: ReqState, request: GenerateReq) -> None:
+        generation.reqs.append(req)
+        self._reqs[req.rid] = (req, generation)
+        if req.label is not None:
+            self._rid_of_label[req.label] = req.rid
+        self._send(
+            TokenizedGenerateReqInput(
+                rid=req.rid,
+                frontend=MANAGER,
+                arrival=req.arrival,
+                input_ids=pack_int32(request.input_ids),
+                sampling_params=self._complete(request.sampling_params, req.prompt_len),
+                eos_token_ids=self.encoder.tokenizer.eos_token_ids,
+                stream=req.stream,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
+        )
+
+    def _complete(self, params: SamplingParams, prompt_len: int) -> SamplingParams:
+        """Clamp the output to what the context leaves, and draw a seed where there is none."""
+        room = self.context_len - prompt_len
+        return msgspec.structs.replace(
+            params,
+            max_new_tokens=min(room, params.max_new_tokens or room),
+            min_new_tokens=min(room, params.min_new_tokens),
+            seed=self._random.randint(0, MAX_SEED) if params.seed is None else params.seed,
+        )
+
+    def _abandon(self, generation: Generation) -> None:
+        """Nobody waits any more. The final answers still come, and are counted."""
+        left = [req for req in generation.reqs if req.rid in self._reqs]
+        for req in left:
+            self._free_label(req)
+        if left:
+            self._send(AbortReq(rids=[req.rid for req in left], message="The client closed the connection."))
