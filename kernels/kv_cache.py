@@ -8,6 +8,8 @@ Nothing outside `kernels/` may rely on this.
 """
 
 import dataclasses
+import math
+import mmap
 
 import torch
 
@@ -40,9 +42,18 @@ def alloc_kv_cache(
     v_width = min(width, page_size)
     k_shape = (num_pages, num_kv_heads, head_dim // width, page_size, width)
     v_shape = (num_pages, num_kv_heads, page_size // v_width, head_dim, v_width)
-    k = torch.zeros(k_shape, dtype=dtype, device=device)
-    v = torch.zeros(v_shape, dtype=dtype, device=device)
+    k, v = (_zeros(shape, dtype, torch.device(device)) for shape in (k_shape, v_shape))
     return KVCache(k, v, page_size, num_kv_heads, head_dim)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on CPU the kernel's own zero pages, which cost nothing until they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not num_bytes:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
 
 
 def page_bytes(page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
