@@ -3,9 +3,15 @@
 T queries, R requests, H query heads, G KV heads (H a multiple of G), D head dim, P pages of the longest page table.
 """
 
+import ctypes
+import functools
+
 import torch
 
 from .kv_cache import KVCache, gather_kv_torch
+from .native import FLOAT, INT64, POINTER, Operator, are_heads_adjacent, as_int32, find_operator
+
+HEAD_DIM_STEP = 16  # the C version takes head dims in steps of this; torch's takes the others
 
 
 def paged_attention(
@@ -26,16 +32,58 @@ def paged_attention(
     page are not read). A query sees the keys up to its own position; with `sliding_window` W only the last W of them,
     its own included. Scores are q.k * scale, then soft_cap * tanh(score / soft_cap) where `soft_cap` is given.
     """
-    return paged_attention_torch(
-        q_THD,
-        cache,
-        page_table_RP,
-        query_starts,
-        kv_lens_R,
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
+    operator = find_operator("paged_attention", q_THD)
+    if operator is None or cache.head_dim % HEAD_DIM_STEP:
+        attend = paged_attention_torch
+    else:
+        attend = functools.partial(_paged_attention_native, operator)
+    sizes = (page_table_RP, query_starts, kv_lens_R)
+    return attend(q_THD, cache, *sizes, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+
+
+class AttentionArgs(ctypes.Structure):
+    """attention_args of cpu_attention_plan.h."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("q", "k_cache", "v_cache", "out", "page_table", "query_starts", "kv_lens")),
+        *((name, INT64) for name in ("num_requests", "num_heads", "num_kv_heads", "head_dim", "page_size")),
+        *((name, INT64) for name in ("max_pages", "q_stride", "window")),
+        *((name, FLOAT) for name in ("scale", "soft_cap")),
+        ("num_threads", INT64),
     )
+
+
+def _paged_attention_native(
+    operator: Operator,
+    q_THD: torch.Tensor,
+    cache: KVCache,
+    page_table_RP: torch.Tensor,
+    query_starts: torch.Tensor,
+    kv_lens_R: torch.Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """The C version: an online softmax over tiles of keys, read where they lie."""
+    assert q_THD.dtype == cache.k.dtype
+    q = q_THD if are_heads_adjacent(q_THD) else q_THD.contiguous()
+    out_THD = torch.empty_like(q, memory_format=torch.contiguous_format)
+    page_table, starts, kv_lens = as_int32(page_table_RP), as_int32(query_starts), as_int32(kv_lens_R)
+    tensors = (q, cache.k, cache.v, out_THD, page_table, starts, kv_lens)
+    sizes = (kv_lens.shape[0], q.shape[1], cache.num_kv_heads, cache.head_dim, cache.page_size, page_table.shape[1])
+    args = AttentionArgs(
+        *(x.data_ptr() for x in tensors),
+        *sizes,
+        q.stride(0),
+        sliding_window or 0,
+        scale,
+        soft_cap or 0.0,
+        torch.get_num_threads(),
+    )
+    if operator(ctypes.byref(args)) != 0:
+        raise MemoryError("paged_attention: no memory for its work items")
+    return out_THD
 
 
 def paged_attention_torch(

@@ -1,0 +1,112 @@
+/* Vectors of floats in the compiler's own vector types: one source for AVX-512, AVX, SSE and NEON.
+
+bf16 is a uint16_t: the high half of a float. Rounding is to nearest even. */
+#ifndef CPU_VECTOR_H
+#define CPU_VECTOR_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef uint16_t bf16;
+typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
+typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
+
+INLINE vf splat(float x) { return x - (vf){0}; }
+INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+INLINE vf vmax(vf a, vf b) { return choose(a > b, a, b); }
+
+INLINE vi lane_numbers(void) {
+    vi lanes;
+    for (int i = 0; i < LANES; i++) lanes[i] = i;
+    return lanes;
+}
+
+INLINE vf from_bf16(vh x) { return (vf)(__builtin_convertvector(x, vu) << 16); }
+INLINE vh to_bf16(vf x) {
+    vu bits = (vu)x;
+    vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    vu quiet_nan = (bits >> 16) | 0x40;
+    vu is_nan = (vu)(x != x);
+    return __builtin_convertvector((rounded & ~is_nan) | (quiet_nan & is_nan), vh);
+}
+
+INLINE float scalar_from_bf16(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* Loads and stores of the first n <= LANES elements, n == LANES being the fast case; lanes past n read as 0. */
+INLINE vf load_f32(const float *from, int64_t n) {
+    vf x = {0};
+    if (n >= LANES) memcpy(&x, from, sizeof x);
+    else memcpy(&x, from, n * sizeof(float));
+    return x;
+}
+INLINE vf load_bf16(const bf16 *from, int64_t n) {
+    vh x = {0};
+    if (n >= LANES) memcpy(&x, from, sizeof x);
+    else memcpy(&x, from, n * sizeof(bf16));
+    return from_bf16(x);
+}
+INLINE void store_f32(float *to, vf x, int64_t n) {
+    if (n >= LANES) memcpy(to, &x, sizeof x);
+    else memcpy(to, &x, n * sizeof(float));
+}
+INLINE void store_bf16(bf16 *to, vf x, int64_t n) {
+    vh y = to_bf16(x);
+    if (n >= LANES) memcpy(to, &y, sizeof y);
+    else memcpy(to, &y, n * sizeof(bf16));
+}
+
+/* Reductions over the lanes, by halves. */
+INLINE float sum_lanes(vf x) {
+    float a[LANES];
+    memcpy(a, &x, sizeof a);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) a[i] += a[i + half];
+    return a[0];
+}
+INLINE float max_lanes(vf x) {
+    float a[LANES];
+    memcpy(a, &x, sizeof a);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
+    return a[0];
+}
+
+/* e^x within 2 units in the last place for -87 <= x <= 88; clamped outside, NaN stays NaN.
+   x = n ln 2 + r; e^r by the degree-6 Taylor polynomial on |r| <= ln 2 / 2; 2^n through the exponent field. */
+INLINE vf vexp(vf x) {
+    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
+    x = choose(x < -87.0f, splat(-87.0f), x);
+    x = choose(x > 88.0f, splat(88.0f), x);
+    vf shifted = x * 1.44269504f + shift;
+    vf n = shifted - shift;
+    vf r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vf p = r * (1.0f / 720) + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return (vf)((vi)p + ((vi)shifted << 23));
+}
+
+INLINE vf vtanh(vf x) { return 1.0f - 2.0f / (vexp(2.0f * x) + 1.0f); }
+
+#endif
