@@ -39,10 +39,10 @@ def read_gguf_tokenizer(path: Path) -> TokenizerParts:
 def gguf_tokenizer_parts(metadata: Mapping[str, Any]) -> TokenizerParts:
     """The parts from metadata alone."""
     tokens = _column(metadata, "tokens", str)
-    types = _column(metadata, "token_type", int, len(tokens)) or [NORMAL] * len(tokens)
-    kind = metadata.get("tokenizer.ggml.model")
     if not tokens:
         raise ModelError("tokenizer.ggml.tokens is missing")
+    types = _column(metadata, "token_type", int, len(tokens)) or [NORMAL] * len(tokens)
+    kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ModelError(
             f"tokenizer.ggml.model is {kind!r}; known are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
