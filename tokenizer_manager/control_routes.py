@@ -49,7 +49,7 @@ class ControlRoutes:
         probe = GenerateReq(input_ids=[first_id], sampling_params=params)
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                with manager.generate(call.request_id, [probe], call.arrival, stream=False) as generation:
+                with manager.generate(call, [probe], stream=False) as generation:
                     while not generation.done:
                         await generation.next()
         except TimeoutError:
@@ -92,7 +92,7 @@ class ControlRoutes:
             return json_response({"num_aborted": self._manager.abort_all()})
         if not body.rid:
             raise bad_request("rid or abort_all is required", "rid", "missing_field")
-        return json_response({"num_aborted": self._manager.abort([body.rid])})
+        return json_response({"num_aborted": self._manager.abort(body.rid)})
 
     async def metrics(self, request: web.Request) -> web.Response:
         """GET /metrics: for Prometheus."""

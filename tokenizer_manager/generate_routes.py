@@ -35,10 +35,12 @@ class GenerateRoutes:
         body = await read_json(request, GENERATE)
         requests = await self._requests(body, call_of(request).label)
         call = call_of(request)
-        if body.is_single:
+        if not isinstance(body.rid, list):
+            call.label = body.rid
+        elif body.is_single:
             call.label = requests[0].label
         stream = bool(body.stream)
-        with self._manager.generate(call.request_id, requests, call.arrival, stream=stream) as generation:
+        with self._manager.generate(call, requests, stream=stream) as generation:
             answers = [GenerateAnswer(req) for req in generation.reqs]
             if stream:
                 events = _events(generation, answers, is_single=body.is_single)

@@ -16,7 +16,7 @@ from .sse import HIGH_WATER_BYTES
 
 HEAD_SECONDS = 10.0
 KEEPALIVE_SECONDS = 75.0
-SEND_BUFFER_BYTES = 128 * 1024
+SEND_BUFFER_BYTES = 64 * 1024
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class HTTPRunner(web.AppRunner):
             handler_cancellation=True,
             keepalive_timeout=KEEPALIVE_SECONDS,
             shutdown_timeout=shutdown_timeout,
-            lingering_time=2.0,
+            lingering_time=1.0,
         )
 
     async def _make_server(self) -> web.Server:

@@ -103,7 +103,7 @@ class OpenAIRoutes:
         ]
         answer = OpenAIResponse(style, call.request_id, body.model or self._manager.served_model_names[0])
         stream = bool(body.stream)
-        with self._manager.generate(call.request_id, requests, call.arrival, stream=stream) as generation:
+        with self._manager.generate(call, requests, stream=stream) as generation:
             if not stream:
                 return json_response(await answer.whole(generation))
             events = answer.events(generation, include_usage=body.include_usage)

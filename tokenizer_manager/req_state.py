@@ -65,18 +65,20 @@ class ReqState:
 
 
 class Generation:
-    """The requests of one HTTP call, and its only waiter."""
+    """The requests of one HTTP call, and its only waiter. `names` are the ids by which clients can abort them."""
 
     def __init__(self) -> None:
         self.reqs: list[ReqState] = []
+        self.names: set[str] = set()
+        self.num_running = 0
         self._news: deque[ReqState] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._num_ended = 0
+        self._num_taken = 0
 
     @property
     def done(self) -> bool:
         """Whether the last output of every request has been taken."""
-        return self._num_ended == len(self.reqs)
+        return self._num_taken == len(self.reqs)
 
     def notify(self, req: ReqState) -> None:
         """There is something to take from `req`."""
@@ -93,7 +95,7 @@ class Generation:
             await self._waiter
         req = self._news.popleft()
         output = req.take()
-        self._num_ended += output.end is not None
+        self._num_taken += output.end is not None
         return req, output
 
 

@@ -37,6 +37,7 @@ from ..common.messages import (
 from ..common.sampling_params import MAX_SEED, SamplingParams
 from ..common.tokenizer import Tokenizer
 from .api_error import bad_request, context_exceeded, unavailable
+from .call import Call
 from .metrics import Metrics
 from .prompt_encoder import PromptEncoder
 from .req_state import Generation, ReqState, outcome
@@ -99,7 +100,7 @@ class TokenizerManager:
         self._detokenizer_ready = False
         self._last_heard = 0.0
         self._reqs: dict[str, tuple[ReqState, Generation]] = {}
-        self._rid_of_label: dict[str, str] = {}
+        self._rids_of: dict[str, list[str]] = {}  # name -> rids
         self._loaded_bytes: dict[int, tuple[int, int]] = {}
         self._flushes: dict[str, asyncio.Future[FlushCacheReqOutput]] = {}
         self._num_open = 0
@@ -261,7 +262,9 @@ class TokenizerManager:
         assert req.end is not None
         req.ended_at = self.clock()
         del self._reqs[req.rid]
-        self._free_label(req)
+        generation.num_running -= 1
+        if not generation.num_running:
+            self._free_names(generation)
         end, stats, seconds = req.end, req.end.stats, req.ended_at - req.arrival
         how = outcome(end)
         self.metrics.inc("num_requests_total", how)
@@ -281,47 +284,48 @@ class TokenizerManager:
             logger.warning("request %s: failed: %s", req.rid, end.finish_reason.message)
         generation.notify(req)
 
-    def _free_label(self, req: ReqState) -> None:
-        if req.label is not None and self._rid_of_label.get(req.label) == req.rid:
-            del self._rid_of_label[req.label]
+    def _free_names(self, generation: Generation) -> None:
+        for name in generation.names:
+            del self._rids_of[name]
+        generation.names.clear()
 
     # ---- to the scheduler -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def generate(
-        self, request_id: str, requests: Sequence[GenerateReq], arrival: float, *, stream: bool
-    ) -> Iterator[Generation]:
+    def generate(self, call: Call, requests: Sequence[GenerateReq], *, stream: bool) -> Iterator[Generation]:
         """Send the requests of one HTTP call; leaving the context aborts those that have not ended.
 
-        `request_id` is the call's own, unique id: every rid has it in it, behind the client's label and before the
-        index in the batch, so that either finds the request in every process's log. Raises APIError if one of them can not be served; then none is sent.
+        A rid is the client's label, the call's unique id, and the index in a batch, so that any of these finds the
+        request in every process's log. Raises APIError if one of them can not be served; then none is sent.
         """
         if self.status is not Status.DRAINING:  # what was accepted before draining began is served
             self.check_accepting()
         for request in requests:
             if len(request.input_ids) >= self.context_len:
                 raise context_exceeded(self.context_len, f"{len(request.input_ids)} tokens")
-        self._check_labels([request.label for request in requests if request.label is not None])
-        generation = Generation()
+        reqs = [self._new_req(call, index, request, len(requests), stream) for index, request in enumerate(requests)]
+        generation = self._register(call, reqs)
         try:
-            for index, request in enumerate(requests):
-                rid = "-".join(filter(None, [request.label, request_id, f"{index}" if len(requests) > 1 else ""]))
-                req = ReqState(rid, request.label, index, len(request.input_ids), arrival, stream)
-                self._submit(generation, req, request)
+            for req, request in zip(reqs, requests, strict=True):
+                self._submit(req, request)
             yield generation
         finally:
             self._abandon(generation)
 
-    def abort(self, names: Sequence[str]) -> int:
-        """End these requests, by our ids or their clients' labels; returns how many were in flight."""
-        rids = [rid for name in names if (rid := self._rid_of_label.get(name, name)) in self._reqs]
+    def abort(self, name: str) -> int:
+        """End what has this name (a label, a rid, a response's id); returns how many requests were in flight."""
+        name = name.removeprefix("chatcmpl-").removeprefix("cmpl-")
+        rids = [rid for rid in self._rids_of.get(name, [name]) if rid in self._reqs]
         if rids:
             self._send(AbortReq(rids=rids))
         return len(rids)
 
     def abort_all(self) -> int:
         """End every request; returns how many there were."""
-        return self.abort(list(self._reqs))
+        rids = list(self._reqs)
+        if rids:
+            self._send(AbortReq(rids=rids))
+        return len(rids)
 
     async def flush_cache(self) -> FlushCacheReqOutput:
         """Ask the scheduler to empty its cache and wait for its answer; TimeoutError, or APIError if it fails."""
@@ -335,17 +339,31 @@ class TokenizerManager:
         finally:
             del self._flushes[request_id]
 
-    def _check_labels(self, labels: Sequence[str]) -> None:
-        taken = [label for label in labels if label in self._rid_of_label]
-        if taken or len(set(labels)) != len(labels):
+    def _new_req(self, call: Call, index: int, request: GenerateReq, num_requests: int, stream: bool) -> ReqState:
+        parts = [request.label, call.request_id, str(index) if num_requests > 1 else None]
+        rid = "-".join(part for part in parts if part)
+        return ReqState(rid, request.label, index, len(request.input_ids), call.arrival, stream)
+
+    def _register(self, call: Call, reqs: list[ReqState]) -> Generation:
+        """Take the names of a call; APIError if a client's id is in flight already."""
+        rids_of: dict[str, list[str]] = {call.request_id: [req.rid for req in reqs]}
+        labels = [req.label for req in reqs if req.label is not None]
+        if call.label is not None and call.label not in labels:
+            labels.append(call.label)
+            rids_of[call.label] = rids_of[call.request_id]
+        if len(set(labels)) != len(labels) or not self._rids_of.keys().isdisjoint(labels):
             message = "A request with this id is in flight already; ids must differ."
             raise bad_request(message, "rid", "duplicate_request_id")
+        rids_of.update({req.label: [req.rid] for req in reqs if req.label is not None})
+        generation = Generation()
+        generation.reqs = reqs
+        generation.num_running = len(reqs)
+        generation.names = set(rids_of)
+        self._rids_of.update(rids_of)
+        self._reqs.update({req.rid: (req, generation) for req in reqs})
+        return generation
 
-    def _submit(self, generation: Generation, req: ReqState, request: GenerateReq) -> None:
-        generation.reqs.append(req)
-        self._reqs[req.rid] = (req, generation)
-        if req.label is not None:
-            self._rid_of_label[req.label] = req.rid
+    def _submit(self, req: ReqState, request: GenerateReq) -> None:
         self._send(
             TokenizedGenerateReqInput(
                 rid=req.rid,
@@ -373,7 +391,6 @@ class TokenizerManager:
     def _abandon(self, generation: Generation) -> None:
         """Nobody waits any more. The final answers still come, and are counted."""
         left = [req for req in generation.reqs if req.rid in self._reqs]
-        for req in left:
-            self._free_label(req)
+        self._free_names(generation)
         if left:
             self._send(AbortReq(rids=[req.rid for req in left], message="The client closed the connection."))
