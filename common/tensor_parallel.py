@@ -55,10 +55,11 @@ class TensorShard(msgspec.Struct, frozen=True):
 
 
 def allowed_tp_sizes(config: ModelConfig) -> list[int]:
-    """Every number of ranks that the attention heads can be cut over."""
+    """Every number of ranks that the model can be cut over."""
     up_to_kv_heads = list(range(1, config.num_kv_heads + 1))
     multiples = range(2 * config.num_kv_heads, config.num_heads + 1, config.num_kv_heads)
-    return up_to_kv_heads + [size for size in multiples if config.num_heads % size == 0]
+    sizes = up_to_kv_heads + [size for size in multiples if config.num_heads % size == 0]
+    return [size for size in sizes if size <= min(config.intermediate_size, config.vocab_size)]
 
 
 def check_tp_size(config: ModelConfig, tp_size: int) -> None:
@@ -70,8 +71,6 @@ def check_tp_size(config: ModelConfig, tp_size: int) -> None:
             f"--tp-size {tp_size} does not fit {config.num_heads} heads and {config.num_kv_heads} KV heads; "
             f"allowed are {sizes}"
         )
-    if tp_size > min(config.intermediate_size, config.vocab_size):
-        raise ModelError(f"--tp-size {tp_size} is more than the model's widths can be cut into")
 
 
 def shard_plan(config: ModelConfig, rank: int, tp_size: int) -> ShardPlan:

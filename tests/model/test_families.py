@@ -1,5 +1,6 @@
 """Every family gives transformers' logits: one prefill, the same in chunks, and token by token."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -37,20 +38,7 @@ def test_requests_in_one_batch_do_not_see_each_other(saved: tuple[str, Path]) ->
 
 def test_a_step_that_samples_nothing_returns_no_logits(tmp_path: Path) -> None:
     decoder = load_decoder(save_model("llama", tmp_path))
-    batch = make_batch([(prompt(), 0, 5)])
-    batch = type(batch)(
-        batch.token_ids_T,
-        batch.positions_T,
-        batch.row_of_T,
-        batch.page_table_RP,
-        batch.query_starts,
-        batch.kv_lens_R,
-        torch.empty(0, dtype=torch.int64),
-        batch.num_tokens,
-        batch.num_reqs,
-        batch.max_query_len,
-        batch.max_kv_len,
-    )
+    batch = dataclasses.replace(make_batch([(prompt(), 0, 5)]), logits_indices_S=torch.empty(0, dtype=torch.int64))
     logits = decoder.forward(batch)
     assert logits is not None
     assert logits.shape == (0, 97)

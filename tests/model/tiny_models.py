@@ -79,7 +79,14 @@ VARIANTS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen2-sliding": lambda: _qwen2(use_sliding_window=True, sliding_window=7, max_window_layers=1),
     "qwen3": _qwen3,
     "gemma3": _gemma3,
+    "gemma3-gguf": lambda: _gemma3(query_pre_attn_scalar=16),
     "gemma3-scaled": lambda: _gemma3(rope_parameters=GEMMA_ROPE, final_logit_softcapping=5.0),
+}
+
+WIDE = {"hidden_size": 96, "intermediate_size": 160}  # rows of whole quantisation blocks
+GGUF_VARIANTS = {
+    "llama-wide": lambda: _llama(**WIDE, tie_word_embeddings=True),
+    "qwen2-wide": lambda: _qwen2(**WIDE),
 }
 
 
@@ -87,7 +94,7 @@ VARIANTS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
 def make_model(variant: str) -> transformers.PreTrainedModel:
     """The variant's model with seeded weights, norms and biases included."""
     torch.manual_seed(7)
-    config = VARIANTS[variant]()
+    config = {**VARIANTS, **GGUF_VARIANTS}[variant]()
     model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
