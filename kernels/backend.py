@@ -60,7 +60,7 @@ def operators_for(x: torch.Tensor) -> tuple[ctypes.CDLL, str] | None:
     suffix = NATIVE_SUFFIXES.get(x.dtype)
     if suffix is None or x.device.type != "cpu":
         return None
-    library = load_library("cpu_operators.c")
+    library = load_library(f"cpu_operators_{suffix}.c")
     return None if library is None else (library, suffix)
 
 

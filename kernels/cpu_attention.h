@@ -1,4 +1,4 @@
-/* Paged attention for one element type; included once per type. A flash-style loop: for a block of query rows, take the
+/* Paged attention for one element type. A flash-style loop: for a block of query rows, take the
    keys in tiles, keep the running maximum and sum of each row (Milakov and Gimelshein, 2018; Dao et al., 2022).
 
 Where the CPU multiplies pairs of bf16 (MULTIPLY_PAIRS) the products run on bf16 factors and fp32 sums, else on floats.
@@ -348,14 +348,3 @@ int NAME(paged_attention)(const attention_args *a) {
     free(items), free(partials);
     return 0;
 }
-
-#undef FACTOR
-#undef PAIR
-#undef FACTORS
-#undef LOAD_FACTORS
-#undef BROADCAST
-#undef MULTIPLY_ADD
-#undef STORE_FACTORS
-#undef EXPAND
-#undef SCORE
-#undef VALUE

@@ -1,7 +1,20 @@
-/* Normalisation, gated activations and rotary embedding for one element type; included once per type.
+/* Normalisation, gated activations and rotary embedding for one element type.
 
 ELEMENT, LOAD, STORE, NAME(x) and WIDTH (elements that the KV cache keeps together) come from the including file.
 Strides are in elements. */
+#include <math.h>
+
+#include "cpu_vector.h"
+
+typedef struct {
+    void *q, *k;
+    const void *v;
+    void *k_cache, *v_cache;
+    const float *cos, *sin;
+    const int32_t *page_table, *row_of, *positions;
+    int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, page_size, max_pages;
+    int64_t q_stride, k_stride, v_stride, num_threads;
+} rotary_args;
 
 #define PRAGMA(text) _Pragma(#text)
 #define PARALLEL_ROWS(elements) \
@@ -109,6 +122,3 @@ void NAME(rotary_and_store)(const rotary_args *a) {
         }
     }
 }
-
-#undef PRAGMA
-#undef PARALLEL_ROWS

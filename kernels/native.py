@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .backend import operators_for
+from .backend import load_library, operators_for
 
 POINTER, INT64, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
@@ -33,6 +33,16 @@ def find_operator(name: str, x: torch.Tensor) -> Operator | None:
         function.argtypes = SIGNATURES[name]
         function.restype = INT
     operator: Operator = function
+    return operator
+
+
+def find_sampler(logits: torch.Tensor) -> Operator | None:
+    """The C version of `sample`; None where torch's must run."""
+    library = load_library("cpu_sampling.c") if logits.device.type == "cpu" else None
+    if library is None:
+        return None
+    library.sample.argtypes = (POINTER,)
+    operator: Operator = library.sample
     return operator
 
 

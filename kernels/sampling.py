@@ -2,17 +2,21 @@
 
 R rows, V vocabulary. Order: temperature, top-k, top-p (of what top-k leaves), min-p, then Gumbel-max. Every filter is
 one threshold on the scaled logits: it keeps all tokens at or above it, ties included. Probability mass is summed in
-64-bit integers, which no order of summation changes, so looking at the largest candidates first is exact.
+64-bit integers, which no order of summation changes, so looking at the largest candidates first is exact. Every
+version computes the same bits, so all give the same ids.
 """
 
+import ctypes
 import dataclasses
 
 import torch
 
-from .noise import MAX_GUMBEL, gumbel
+from .native import INT64, POINTER, find_sampler
+from .noise import MAX_GUMBEL, gumbel, log
 
 NUM_CANDIDATES = 256
 MASS_SCALE = 2.0**40
+ROUND_SHIFT = 12582912.0  # 1.5 * 2^23: adding it to a float32 rounds to an integer
 FAILED = -1
 
 
@@ -45,12 +49,38 @@ def mask_token_ids(logits_RV: torch.Tensor, row: int, token_ids: list[int]) -> N
 def sample(logits_RV: torch.Tensor, params: SamplingTensors, positions_R: torch.Tensor) -> torch.Tensor:
     """Token ids (int64 [R]) from float32 logits; `positions_R` (int64) are the absolute positions of the new tokens.
 
-    A row with a NaN, or with no token that is allowed, gives FAILED (-1). Ties go to the lowest id in sampled rows.
+    A row with a NaN, or with no token that is allowed, gives FAILED (-1). Ties go to the lowest id.
     """
+    sampler = find_sampler(logits_RV)
+    if sampler is None:
+        return sample_torch(logits_RV, params, positions_R)
+    logits = logits_RV.contiguous()
+    ids_R = torch.empty(logits.shape[0], dtype=torch.int64)
+    floats = (logits, params.temperature_R, params.top_p_R, _log_min_p(params.min_p_R))
+    integers = (params.top_k_R, params.seed_R, positions_R)
+    tensors = (*(x.float().contiguous() for x in floats), *(x.long().contiguous() for x in integers), ids_R)
+    args = SamplingArgs(*(x.data_ptr() for x in tensors), *logits.shape, torch.get_num_threads())
+    if sampler(ctypes.byref(args)) != 0:
+        raise MemoryError("sample: no memory for a row of logits")
+    return ids_R
+
+
+class SamplingArgs(ctypes.Structure):
+    """sampling_args of cpu_sampling.c."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("logits", "temperature", "top_p", "log_min_p")),
+        *((name, POINTER) for name in ("top_k", "seeds", "positions", "ids")),
+        *((name, INT64) for name in ("num_rows", "vocab_size", "num_threads")),
+    )
+
+
+def sample_torch(logits_RV: torch.Tensor, params: SamplingTensors, positions_R: torch.Tensor) -> torch.Tensor:
+    """The reference."""
     if logits_RV.shape[0] == 0:
         return torch.empty(0, dtype=torch.int64, device=logits_RV.device)
     max_R, ids_R = logits_RV.max(dim=-1)
-    is_sampled_R = (params.temperature_R > 0) & max_R.isfinite()
+    is_sampled_R = (params.temperature_R > 0) & (max_R / params.temperature_R).isfinite()
     rows = is_sampled_R.nonzero()[:, 0]
     if rows.numel():
         ids_R[rows] = _sample_rows(logits_RV[rows], params.select(rows), positions_R[rows])
@@ -65,8 +95,14 @@ def _sample_rows(logits_RV: torch.Tensor, params: SamplingTensors, positions_R: 
     threshold_R = torch.full_like(params.temperature_R, torch.finfo(torch.float32).min)
     threshold_R = torch.maximum(threshold_R, _top_k_threshold(z_RV, top_RC, params.top_k_R))
     threshold_R = torch.maximum(threshold_R, _top_p_threshold(z_RV, top_RC, threshold_R, params.top_p_R))
-    threshold_R = torch.maximum(threshold_R, params.min_p_R.log())
+    threshold_R = torch.maximum(threshold_R, _log_min_p(params.min_p_R))
     return _gumbel_max(z_RV, top_RC, threshold_R, params.seed_R, positions_R)
+
+
+def _log_min_p(min_p_R: torch.Tensor) -> torch.Tensor:
+    """How far below the largest logit min-p keeps tokens (float32, at most 0); -inf where it is off."""
+    is_on_R = min_p_R > 0
+    return log(min_p_R.double().where(is_on_R, 1.0)).float().where(is_on_R, float("-inf")).clamp(max=0)
 
 
 def _top_k_threshold(z_RV: torch.Tensor, top_RC: torch.Tensor, top_k_R: torch.Tensor) -> torch.Tensor:
@@ -82,7 +118,18 @@ def _top_k_threshold(z_RV: torch.Tensor, top_RC: torch.Tensor, top_k_R: torch.Te
 
 def _mass(z: torch.Tensor) -> torch.Tensor:
     """Unnormalised probabilities in fixed point (int64): sums of up to 2^22 of them are exact."""
-    return (z.exp() * MASS_SCALE).to(torch.int64)
+    return (_exp(z) * MASS_SCALE).to(torch.int64)
+
+
+def _exp(z: torch.Tensor) -> torch.Tensor:
+    """e^z of float32 z <= 0 in a fixed order of operations: 2^n * e^r with z = n ln 2 + r, e^r by its Taylor series."""
+    z = z.clamp(min=-87.0)
+    n = (z * 1.44269504 + ROUND_SHIFT) - ROUND_SHIFT
+    r = (z - n * 0.693359375) + n * 2.12194440e-4
+    p = r * (1 / 720) + 1 / 120
+    for coefficient in (1 / 24, 1 / 6, 0.5, 1.0, 1.0):
+        p = p * r + coefficient
+    return (p.view(torch.int32) + (n.to(torch.int32) << 23)).view(torch.float32)
 
 
 def _top_p_threshold(
