@@ -14,7 +14,8 @@ from .call import call_of
 from .generate_protocol import AbortBody
 from .json_body import read_json
 from .metrics import CONTENT_TYPE
-from .tokenizer_manager import GenerateReq, Status, TokenizerManager
+from .server_status import Status
+from .tokenizer_manager import GenerateReq, TokenizerManager
 
 ABORT = msgspec.json.Decoder(AbortBody)
 PROBE_SECONDS = 20.0

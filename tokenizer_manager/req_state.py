@@ -5,7 +5,7 @@ from collections import deque
 
 import msgspec
 
-from ..common.finish_reason import FINISH_ABORT, FINISH_LENGTH
+from ..common.finish_reason import FINISH_ABORT
 from ..common.messages import RequestStats, StrEnd, StrOutput, unpack_int32
 
 CLIENT_ABORT = 499
@@ -97,11 +97,3 @@ class Generation:
         output = req.take()
         self._num_taken += output.end is not None
         return req, output
-
-
-def outcome(end: StrEnd) -> str:
-    """The label of `num_requests_total`."""
-    reason = end.finish_reason
-    if isinstance(reason, FINISH_ABORT):
-        return "abort" if reason.status_code == CLIENT_ABORT else "error"
-    return "length" if isinstance(reason, FINISH_LENGTH) else "stop"

@@ -6,7 +6,6 @@ another process except the calls that say so.
 """
 
 import asyncio
-import enum
 import logging
 import random
 import secrets
@@ -16,45 +15,30 @@ from contextlib import contextmanager
 
 import msgspec
 
-from ..common.finish_reason import FINISH_ABORT
 from ..common.messages import (
     MANAGER,
     AbortReq,
     BatchStrOutput,
-    DetokenizerReady,
     FlushCacheReqInput,
     FlushCacheReqOutput,
     FromDetokenizer,
     FromScheduler,
-    LoadProgress,
-    LoadSnapshot,
-    SchedulerReady,
     StrOutput,
     TokenizedGenerateReqInput,
     ToScheduler,
     pack_int32,
 )
 from ..common.sampling_params import MAX_SEED, SamplingParams
-from ..common.tokenizer import Tokenizer
+from .accounting import count_end, observe_output
 from .api_error import bad_request, context_exceeded, unavailable
 from .call import Call
 from .metrics import Metrics
-from .prompt_encoder import PromptEncoder
-from .req_state import Generation, ReqState, outcome
+from .req_state import Generation, ReqState
+from .server_status import ServerStatus, Status
 
 FLUSH_SECONDS = 10.0
-SILENCE_SECONDS = 30.0  # a scheduler that is not heard of for longer is not alive
 
 logger = logging.getLogger(__name__)
-
-
-class Status(enum.Enum):
-    """Whether the server takes work."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    FAILED = "failed"
 
 
 class GenerateReq(msgspec.Struct, kw_only=True):
@@ -67,7 +51,7 @@ class GenerateReq(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
 
 
-class TokenizerManager:
+class TokenizerManager(ServerStatus):
     """Owns every request that has not ended, and the status of the server.
 
     `send` hands a message to the scheduler without blocking; `is_full` says that its link takes no more for now.
@@ -84,89 +68,35 @@ class TokenizerManager:
         random_seed: int | None = None,
         log_requests: bool = False,
     ) -> None:
+        super().__init__(metrics, is_full, clock)
         self.served_model_names = tuple(served_model_names)
-        self.metrics = metrics
-        self.clock = clock
-        self.status = Status.STARTING
-        self.failure = ""
-        self.model: SchedulerReady | None = None
-        self.load: LoadSnapshot | None = None
-        self.loaded_share = 0.0
         self._send = send
-        self._is_full = is_full
         self._log_requests = log_requests
         self._random = random.Random(random_seed)  # noqa: S311 - noise of sampling
-        self._encoder: PromptEncoder | None = None
-        self._detokenizer_ready = False
-        self._last_heard = 0.0
         self._reqs: dict[str, tuple[ReqState, Generation]] = {}
         self._rids_of: dict[str, list[str]] = {}  # name -> rids
-        self._loaded_bytes: dict[int, tuple[int, int]] = {}
         self._flushes: dict[str, asyncio.Future[FlushCacheReqOutput]] = {}
-        self._num_open = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    # ---- status -----------------------------------------------------------------------------------------------------
-
-    def set_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Bring the tokenizer; the server is ready when it and both Ready messages are here."""
-        self._encoder = PromptEncoder(tokenizer)
-        self._check_started()
-
-    @property
-    def encoder(self) -> PromptEncoder:
-        """From prompts to ids, with the model's tokenizer; there once the server is ready."""
-        assert self._encoder is not None
-        return self._encoder
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids that the model knows."""
-        assert self.model is not None
-        return self.model.vocab_size
-
-    @property
-    def context_len(self) -> int:
-        """Longest prompt and output together, in tokens."""
-        assert self.model is not None
-        return self.model.context_len
 
     @property
     def num_inflight(self) -> int:
         """Requests at the scheduler whose final answer has not come."""
         return len(self._reqs)
 
-    @property
-    def num_open(self) -> int:
-        """HTTP calls for work that have not been answered to their end."""
-        return self._num_open
+    # ---- from other processes ---------------------------------------------------------------------------------------
 
-    @property
-    def silent_seconds(self) -> float:
-        """How long nothing has been heard of the scheduler; 0 while it starts."""
-        return self.clock() - self._last_heard if self.model is not None else 0.0
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the server can still do its work, now or once it has started."""
-        return self.status is not Status.FAILED and self.silent_seconds < SILENCE_SECONDS
-
-    def check_accepting(self) -> None:
-        """Raise the 503 that says why no work is taken, if so."""
-        if self.status is Status.STARTING:
-            raise unavailable("The server is starting; the model is not loaded yet.", "not_ready")
-        if self.status is Status.DRAINING:
-            raise unavailable("The server is shutting down and takes no new requests.", "draining", close=True)
-        if self.status is Status.FAILED:
-            raise unavailable("The server has failed and is shutting down.", "engine_failed", close=True)
-        if self._is_full():
-            raise unavailable("The server has more work than it can take.", "overloaded")
-
-    def start_draining(self) -> None:
-        """Refuse new work from now on; what runs goes on. `wait_idle` tells when it has ended."""
-        if self.status is not Status.FAILED:
-            self.status = Status.DRAINING
+    def on_message(self, message: FromScheduler | FromDetokenizer) -> None:
+        """Take a message of the scheduler or the detokenizer."""
+        match message:
+            case BatchStrOutput():
+                now = self.clock()
+                for output in message.outputs:
+                    self._on_output(output, now)
+            case FlushCacheReqOutput():
+                future = self._flushes.get(message.request_id)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case _:
+                self._on_status(message)
 
     def fail_all(self, message: str) -> None:
         """The server can not go on: end every request with an error that says `message`, and refuse all work."""
@@ -179,62 +109,6 @@ class TokenizerManager:
             if not future.done():
                 future.set_exception(unavailable(message, "engine_failed", close=True))
 
-    @contextmanager
-    def open_call(self) -> Iterator[None]:
-        """An HTTP call for work: refused while the server takes none, counted until it has been answered."""
-        self.check_accepting()
-        self._count_open(1)
-        try:
-            yield
-        finally:
-            self._count_open(-1)
-
-    async def wait_idle(self) -> None:
-        """Return when no HTTP call for work is open."""
-        await self._idle.wait()
-
-    def _count_open(self, change: int) -> None:
-        self._num_open += change
-        self.metrics.set("num_open_reqs", self._num_open)
-        if self._num_open:
-            self._idle.clear()
-        else:
-            self._idle.set()
-
-    def _check_started(self) -> None:
-        parts = (self.model, self._encoder, self._detokenizer_ready or None)
-        if self.status is Status.STARTING and None not in parts:
-            self.status = Status.READY
-
-    # ---- from other processes ---------------------------------------------------------------------------------------
-
-    def on_message(self, message: FromScheduler | FromDetokenizer) -> None:
-        """Take a message of the scheduler or the detokenizer."""
-        match message:
-            case BatchStrOutput():
-                now = self.clock()
-                for output in message.outputs:
-                    self._on_output(output, now)
-            case LoadSnapshot():
-                self._last_heard = self.clock()
-                self.load = message
-                self.metrics.on_load(message)
-            case FlushCacheReqOutput():
-                future = self._flushes.get(message.request_id)
-                if future is not None and not future.done():
-                    future.set_result(message)
-            case LoadProgress():
-                self._loaded_bytes[message.rank] = (message.loaded_bytes, message.total_bytes)
-                loaded, total = map(sum, zip(*self._loaded_bytes.values(), strict=True))
-                self.loaded_share = loaded / max(total, 1)
-            case SchedulerReady():
-                self._last_heard = self.clock()
-                self.model = message
-                self._check_started()
-            case DetokenizerReady():
-                self._detokenizer_ready = True
-                self._check_started()
-
     def _on_output(self, output: StrOutput, now: float) -> None:
         found = self._reqs.get(output.rid)
         if found is None:
@@ -243,19 +117,12 @@ class TokenizerManager:
         req, generation = found
         num_tokens = len(output.token_ids) // 4
         if req.stream and num_tokens:
-            self._observe_latency(req, num_tokens, now)
+            observe_output(self.metrics, req, num_tokens, now)
         req.put(output)
         if output.end is not None:
             self._finish(req, generation)
         else:
             generation.notify(req)
-
-    def _observe_latency(self, req: ReqState, num_tokens: int, now: float) -> None:
-        if req.last_output:
-            self.metrics.observe("inter_token_latency_seconds", (now - req.last_output) / num_tokens, num_tokens)
-        else:
-            self.metrics.observe("time_to_first_token_seconds", now - req.arrival)
-        req.last_output = now
 
     def _finish(self, req: ReqState, generation: Generation) -> None:
         """The final answer of a request is here: forget it, count it, log it, tell its waiter."""
@@ -265,23 +132,7 @@ class TokenizerManager:
         generation.num_running -= 1
         if not generation.num_running:
             self._free_names(generation)
-        end, stats, seconds = req.end, req.end.stats, req.ended_at - req.arrival
-        how = outcome(end)
-        self.metrics.inc("num_requests_total", how)
-        self.metrics.inc("prompt_tokens_total", by=stats.prompt_tokens)
-        self.metrics.inc("cached_tokens_total", by=stats.cached_tokens)
-        self.metrics.inc("generation_tokens_total", by=end.completion_tokens)
-        self.metrics.observe("e2e_request_latency_seconds", seconds)
-        if how == "abort":
-            self.metrics.inc("num_aborted_requests_total")
-        if self._log_requests:
-            logger.info(
-                "request %s: %s after %.3f s, %d prompt tokens (%d cached), %d output tokens, %d retractions",
-                *(req.rid, how, seconds, stats.prompt_tokens, stats.cached_tokens),
-                *(end.completion_tokens, stats.num_retractions),
-            )
-        if isinstance(end.finish_reason, FINISH_ABORT) and how == "error":
-            logger.warning("request %s: failed: %s", req.rid, end.finish_reason.message)
+        count_end(self.metrics, req, req.end, log=self._log_requests)
         generation.notify(req)
 
     def _free_names(self, generation: Generation) -> None:
@@ -314,8 +165,9 @@ class TokenizerManager:
 
     def abort(self, name: str) -> int:
         """End what has this name (a label, a rid, a response's id); returns how many requests were in flight."""
-        name = name.removeprefix("chatcmpl-").removeprefix("cmpl-")
-        rids = [rid for rid in self._rids_of.get(name, [name]) if rid in self._reqs]
+        request_id = name.removeprefix("chatcmpl-").removeprefix("cmpl-")
+        found = self._rids_of.get(name) or self._rids_of.get(request_id) or [name]
+        rids = [rid for rid in found if rid in self._reqs]
         if rids:
             self._send(AbortReq(rids=rids))
         return len(rids)
