@@ -20,6 +20,10 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(self._prefix + name) is not None
 
+    def present(self) -> dict[str, Any]:
+        """All values that are not null."""
+        return {name: value for name, value in self._values.items() if value is not None}
+
     def raw(self, name: str, default: Any = None) -> Any:
         """The value as it stands."""
         value = self._values.get(self._prefix + name)

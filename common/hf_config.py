@@ -22,15 +22,29 @@ from .model_struct import (
 from .rope_config import hf_rope
 
 MAX_JSON_BYTES = 16 * 2**20
+MULTIMODAL_GEMMA = "Gemma3ForConditionalGeneration"  # served as the text model that it holds
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Gemma3ForCausalLM": "gemma3_text",
+    MULTIMODAL_GEMMA: "gemma3_text",
 }
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 GEMMA_PATTERN = 6  # every sixth layer is full attention
+QWEN3_HEAD_DIM = 128
+GEMMA_DEFAULTS = {  # published files leave out what equals transformers' defaults
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -40,6 +54,8 @@ def read_hf_config(folder: Path) -> ModelConfig:
     fields = Fields(str(source), read_json(source))
     architecture = _architecture(fields)
     model_type = ARCHITECTURES[architecture]
+    if model_type == "gemma3_text":
+        fields = _gemma_fields(fields, architecture)
     for name in ("quantization_config", "compression_config"):
         if name in fields:
             raise ModelError(f"{source}: {name}: quantised safetensors are not supported")
@@ -102,11 +118,18 @@ def _architecture(fields: Fields) -> str:
     raise ModelError(f"{fields.source}: architecture {repr(names)[:120]} is not known; known are {known}")
 
 
+def _gemma_fields(fields: Fields, architecture: str) -> Fields:
+    """The text model's fields, defaults filled in; token ids may stand beside them."""
+    text = fields.section("text_config") if architecture == MULTIMODAL_GEMMA else fields
+    outer = {name: fields.raw(name) for name in ("eos_token_id", "bos_token_id", "dtype", "torch_dtype")}
+    return Fields(fields.source, {**GEMMA_DEFAULTS, **outer, **text.present()})
+
+
 def _head_dim(fields: Fields, model_type: str, hidden_size: int, num_heads: int) -> int:
-    usual = {"qwen3": 128, "gemma3_text": 256}
-    if "head_dim" not in fields and model_type not in usual and hidden_size % num_heads:
+    if "head_dim" not in fields and model_type != "qwen3" and hidden_size % num_heads:
         raise ModelError(f"{fields.source}: hidden_size {hidden_size} does not divide into {num_heads} heads")
-    return fields.integer("head_dim", usual.get(model_type, hidden_size // num_heads), high=MAX_HEAD_DIM)
+    usual = QWEN3_HEAD_DIM if model_type == "qwen3" else hidden_size // num_heads
+    return fields.integer("head_dim", usual, high=MAX_HEAD_DIM)
 
 
 def _layer_types(fields: Fields, model_type: str, num_layers: int) -> tuple[str, ...]:

@@ -139,7 +139,7 @@ class _Layer:
     def _attention(self, x_TF: torch.Tensor, batch: ForwardBatch, rope: CosSin, cache: KVCache) -> torch.Tensor:
         weights = self._weights
         qkv_TND = weights.qkv(x_TF).view(x_TF.shape[0], -1, self._head_dim)
-        q_THD, k_TGD, v_TGD = torch.split(qkv_TND, self._head_splits, dim=1)
+        q_THD, k_TGD, v_TGD = qkv_TND.split_with_sizes(self._head_splits, 1)
         if weights.q_norm_D is not None and weights.k_norm_D is not None:
             q_THD = rms_norm(q_THD, weights.q_norm_D, self._eps)
             k_TGD = rms_norm(k_TGD, weights.k_norm_D, self._eps)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..common.hf_config import read_json
+from ..common.hf_config import MULTIMODAL_GEMMA, read_json
 from ..common.model_error import ModelError
 from ..common.model_struct import ModelConfig
 from ..common.tensor_parallel import TensorShard
@@ -14,6 +14,12 @@ from .tensor_source import TensorSource
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+TEXT_MODEL_NAMES = (  # of the text model inside a multimodal one, as transformers has written them over time
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -28,6 +34,8 @@ class SafetensorsSource(TensorSource):
         index = _read_index(folder)
         for path in sorted(set(index.values())) if index is not None else _unindexed_files(folder):
             self._open(path, index)
+        if config.architecture == MULTIMODAL_GEMMA:
+            self._slices = {_text_name(name): x for name, x in self._slices.items() if not name.startswith(OTHER_PARTS)}
         for name in list(self._slices):
             if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings):
                 del self._slices[name]  # older files carry what follows from the config
@@ -72,6 +80,13 @@ class SafetensorsSource(TensorSource):
         for name, home in (index or {}).items():
             if home == path and name not in self._slices:
                 raise ModelError(f"{path}: tensor {name} is not there, but {INDEX} says so")
+
+
+def _text_name(name: str) -> str:
+    for prefix, plain in TEXT_MODEL_NAMES:
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
 
 
 def _unindexed_files(folder: Path) -> list[Path]:

@@ -63,6 +63,19 @@ def _gemma3(**fields: Any) -> transformers.PreTrainedConfig:
     return transformers.Gemma3TextConfig(**{**SIZES, "tie_word_embeddings": True, **own, **fields})
 
 
+def _gemma3_multimodal() -> transformers.PreTrainedConfig:
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    special = {"boi_token_index": 94, "eoi_token_index": 95, "image_token_index": 96, "mm_tokens_per_image": 4}
+    return transformers.Gemma3Config(text_config=_gemma3().to_dict(), vision_config=vision, **special)
+
+
 VARIANTS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama": _llama,
     "llama-tied": lambda: _llama(tie_word_embeddings=True),
@@ -79,6 +92,7 @@ VARIANTS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen2-sliding": lambda: _qwen2(use_sliding_window=True, sliding_window=7, max_window_layers=1),
     "qwen3": _qwen3,
     "gemma3": _gemma3,
+    "gemma3-multimodal": _gemma3_multimodal,
     "gemma3-gguf": lambda: _gemma3(query_pre_attn_scalar=16),
     "gemma3-scaled": lambda: _gemma3(rope_parameters=GEMMA_ROPE, final_logit_softcapping=5.0),
 }
