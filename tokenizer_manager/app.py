@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from .api_error import CLIENT_CLOSED, APIError, http_error, internal_error
-from .call import REQUEST_ID, Call, new_call, take_label
+from .call import REQUEST_ID, Call, new_call, read_headers
 from .control_routes import ControlRoutes
 from .generate_routes import GenerateRoutes
 from .metrics import Metrics
@@ -76,7 +76,7 @@ async def _answer(request: web.Request, handler: Handler, call: Call) -> web.Str
     try:
         if request.version.major < 1:
             raise http_error(400, close=True)
-        take_label(call, request.headers.get(REQUEST_ID))
+        read_headers(call, request.headers)
         return await handler(request)
     except APIError as error:
         return error.response()

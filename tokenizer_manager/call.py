@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import web
@@ -10,6 +11,7 @@ from .api_error import bad_request
 
 REQUEST_ID = "X-Request-Id"
 LABEL = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Call(msgspec.Struct):
@@ -18,6 +20,7 @@ class Call(msgspec.Struct):
     arrival: float
     request_id: str
     label: str | None = None
+    traceparent: str | None = None
 
     @property
     def name(self) -> str:
@@ -40,11 +43,11 @@ def call_of(request: web.Request) -> Call:
     return request[KEY]
 
 
-def take_label(call: Call, header: str | None) -> None:
-    """Keep the client's id, or raise the 400 that says what ids look like."""
-    if header is None:
-        return
-    if not LABEL.fullmatch(header):
+def read_headers(call: Call, headers: Mapping[str, str]) -> None:
+    """Keep the client's id and trace; APIError for an id that could not stand in a log."""
+    label, trace = headers.get(REQUEST_ID), headers.get("traceparent", "")
+    if label is not None and not LABEL.fullmatch(label):
         message = f"{REQUEST_ID} must be 1 to 128 characters of A-Z a-z 0-9 . _ : -"
         raise bad_request(message, REQUEST_ID, "invalid_request_id")
-    call.label = header
+    call.label = label
+    call.traceparent = trace if TRACEPARENT.fullmatch(trace) else None

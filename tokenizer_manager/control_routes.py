@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from .. import __version__
 from ..common.finish_reason import FINISH_ABORT
 from ..common.sampling_params import SamplingParams
 from .api_error import bad_request, json_response, unavailable
@@ -19,7 +20,6 @@ from .tokenizer_manager import GenerateReq, TokenizerManager
 
 ABORT = msgspec.json.Decoder(AbortBody)
 PROBE_SECONDS = 20.0
-VERSION = "0.1.0"
 
 
 class ControlRoutes:
@@ -65,7 +65,7 @@ class ControlRoutes:
         manager = self._manager
         return json_response(
             {
-                "version": VERSION,
+                "version": __version__,
                 **self._state(),
                 "served_model_names": manager.served_model_names,
                 "model": manager.model and msgspec.structs.asdict(manager.model),

@@ -36,7 +36,14 @@ class HTTPRunner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
-        return _Server(server.request_handler, request_factory=server.request_factory, **self._kwargs)
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            try:
+                return await server.request_handler(request)
+            except web.HTTPException as error:  # of aiohttp itself, outside of all handlers
+                return http_error(error.status, close=True).response()
+
+        return _Server(handle, request_factory=server.request_factory, **self._kwargs)
 
 
 class _Server(web.Server):

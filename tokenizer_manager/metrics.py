@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from ..common.messages import LoadSnapshot
 from ..common.metrics import METRICS, Metric
@@ -16,6 +16,7 @@ class Metrics:
     """All series, present at 0 from the start."""
 
     def __init__(self, model_name: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for every first one, that no dashboard reads
         self._model_name = model_name
         self._registry = CollectorRegistry()
         self._families = {metric: self._new_family(metric) for metric in METRICS}

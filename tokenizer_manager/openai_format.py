@@ -4,12 +4,13 @@ import time
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, Protocol
 
+from .. import __version__
 from ..common.finish_reason import FINISH_ABORT, FINISH_LENGTH
 from ..common.messages import StrEnd
 from .api_error import RETRY_SECONDS, APIError
 from .req_state import CLIENT_ABORT, Generation, Output, ReqState
 
-FINGERPRINT = "millstream"
+FINGERPRINT = f"millstream-{__version__}"
 
 
 class Format(Protocol):

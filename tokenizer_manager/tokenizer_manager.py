@@ -158,7 +158,7 @@ class TokenizerManager(ServerStatus):
         generation = self._register(call, reqs)
         try:
             for req, request in zip(reqs, requests, strict=True):
-                self._submit(req, request)
+                self._submit(call, req, request)
             yield generation
         finally:
             self._abandon(generation)
@@ -215,7 +215,7 @@ class TokenizerManager(ServerStatus):
         self._reqs.update({req.rid: (req, generation) for req in reqs})
         return generation
 
-    def _submit(self, req: ReqState, request: GenerateReq) -> None:
+    def _submit(self, call: Call, req: ReqState, request: GenerateReq) -> None:
         self._send(
             TokenizedGenerateReqInput(
                 rid=req.rid,
@@ -225,6 +225,7 @@ class TokenizerManager(ServerStatus):
                 sampling_params=self._complete(request.sampling_params, req.prompt_len),
                 eos_token_ids=self.encoder.tokenizer.eos_token_ids,
                 stream=req.stream,
+                traceparent=call.traceparent,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
             )

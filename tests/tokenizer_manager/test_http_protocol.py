@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 
 import pytest
 
@@ -11,12 +12,10 @@ from tests.tokenizer_manager.live_server import MAX_BODY_BYTES, LiveServer
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
-def talk(server: LiveServer, data: bytes, *, shut: bool = False) -> bytes:
-    """Send bytes and read until the server closes (or has answered a kept connection)."""
+def talk(server: LiveServer, data: bytes) -> bytes:
+    """Send bytes and read until the server closes."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
         client.sendall(data)
-        if shut:
-            client.shutdown(socket.SHUT_WR)
         answer = b""
         try:
             while piece := client.recv(65536):
@@ -89,6 +88,8 @@ def test_an_expectation_is_met_or_refused(shared_server: LiveServer) -> None:
     head = POST + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
     answer = talk(shared_server, head + body)
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+    nowhere = b"POST /nope HTTP/1.1\r\nHost: x\r\nExpect: magic\r\nContent-Length: 2\r\n\r\n{}"
+    assert error_of(talk(shared_server, nowhere)) == (417, "expectation_failed")
     bogus = POST + b"Expect: magic\r\nContent-Length: 2\r\n\r\n{}"
     assert error_of(talk(shared_server, bogus)) == (417, "expectation_failed")
 
@@ -106,6 +107,21 @@ def test_a_head_that_does_not_end_is_given_up(server: LiveServer, monkeypatch: p
 def test_a_body_that_does_not_end_is_given_up(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_body, "BODY_SECONDS", 0.2)
     assert error_of(talk(server, POST + b"Content-Length: 100\r\n\r\n{")) == (408, "request_timeout")
+
+
+def test_a_body_in_many_small_chunks_is_read_in_time(shared_server: LiveServer) -> None:
+    body = b'{"prompt":"ab","max_tokens":1' + b" " * 40_000 + b"}"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    begin = time.monotonic()
+    answer = talk(shared_server, POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert time.monotonic() - begin < 3
+
+
+def test_many_trailers_are_refused(shared_server: LiveServer) -> None:
+    trailers = b"".join(b"X-%d: y\r\n" % number for number in range(10_000))
+    answer = talk(shared_server, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + trailers + b"\r\n")
+    assert error_of(answer)[0] in {400, 431}
 
 
 def test_requests_in_a_row_on_one_connection_are_answered_in_order(shared_server: LiveServer) -> None:

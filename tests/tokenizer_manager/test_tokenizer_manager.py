@@ -33,6 +33,13 @@ def test_without_a_clients_id_the_response_names_our_rid(server: LiveServer) -> 
     assert answer.json["id"] == f"chatcmpl-{server.backend.requests[0].rid}"
 
 
+def test_a_trace_goes_to_the_scheduler_if_it_is_one(server: LiveServer) -> None:
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    for sent in (trace, "nonsense"):
+        server.request("POST", CHAT, {"messages": HELLO, "max_tokens": 1}, {"traceparent": sent})
+    assert [request.traceparent for request in server.backend.requests] == [trace, None]
+
+
 def test_the_same_random_seed_draws_the_same_seeds_for_requests() -> None:
     drawn = []
     for _ in range(2):
