@@ -2,14 +2,12 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from millstream.common.model_path import find_model
 from millstream.common.tokenizer import load_tokenizer
 from tests.text.sample_tokenizers import (
     TEXTS,
@@ -20,14 +18,7 @@ from tests.text.sample_tokenizers import (
     write_directory,
     write_gguf,
 )
-
-
-@cache
-def transformers_smollm2() -> Any:
-    from transformers import AutoTokenizer
-
-    path = find_model("smollm2")
-    return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+from tests.text.transformers_oracle import transformers_smollm2, transformers_tokenizer
 
 
 @cache
@@ -36,12 +27,6 @@ def known_bytes() -> frozenset[int]:
     tokens = smollm2().token_bytes
     assert tokens is not None
     return frozenset(tokens[i][0] for i in range(smollm2().vocab_size) if len(tokens[i]) == 1)
-
-
-def transformers_tokenizer(path: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(path))
 
 
 @pytest.mark.parametrize("text", TEXTS)
