@@ -5,6 +5,7 @@ import math
 import msgspec
 
 MAX_STOP_STRINGS = 32
+MAX_STOP_LEN = 256  # characters: each costs the detokenizer memory
 MAX_STOP_TOKEN_IDS = 1024
 MAX_SEED = 2**63 - 1
 GREEDY_TEMPERATURE = 1e-6
@@ -67,6 +68,8 @@ def check_sampling_params(params: SamplingParams, vocab_size: int) -> None:
         raise InvalidParam("stop", f"at most {MAX_STOP_STRINGS} stop strings are allowed, not {len(params.stop)}")
     if any(not text for text in params.stop):
         raise InvalidParam("stop", "a stop string must not be empty")
+    if any(len(text) > MAX_STOP_LEN for text in params.stop):
+        raise InvalidParam("stop", f"a stop string must have at most {MAX_STOP_LEN} characters")
     if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidParam("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids are allowed")
     for token_id in params.stop_token_ids:

@@ -89,7 +89,7 @@ class StopMatcher:
         self.held_len[child] = depth if self._next[child] else self.held_len[fail]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def make_matcher(stops: tuple[str, ...]) -> StopMatcher | None:
     """The automaton of these stop strings, None where there are none."""
     return StopMatcher(stops) if stops else None

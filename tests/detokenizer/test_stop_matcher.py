@@ -1,8 +1,10 @@
 """Stop strings: which one, where, and how much is held back."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.common.sampling_params import MAX_STOP_LEN, InvalidParam, SamplingParams, check_sampling_params
 from millstream.detokenizer.stop_matcher import START, StopMatch, StopMatcher, make_matcher
 
 ALPHABET = "ab\u00e9"
@@ -48,6 +50,12 @@ def test_the_first_end_wins_and_of_those_the_longest_however_the_text_is_cut(
 def test_requests_with_the_same_stop_strings_share_one_automaton() -> None:
     assert make_matcher(("a", "b")) is make_matcher(("a", "b"))
     assert make_matcher(()) is None
+
+
+def test_stop_strings_that_would_cost_too_much_are_refused() -> None:
+    check_sampling_params(SamplingParams(stop=("x" * MAX_STOP_LEN,)), 10)
+    with pytest.raises(InvalidParam, match="at most 256 characters"):
+        check_sampling_params(SamplingParams(stop=("a", "x" * (MAX_STOP_LEN + 1))), 10)
 
 
 def test_a_stop_string_is_found_across_pieces() -> None:
