@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from .req import Req, ReqStatus
 
 MIN_SHARED_TOKENS = 32  # SGLang's IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD
+COMPUTING = (ReqStatus.PREFILLING, ReqStatus.RUNNING)
 
 
 def find_prefix_to_wait_for(req: Req, prefilling: Iterable[Req], page_size: int) -> tuple[Req, int] | None:
@@ -17,7 +18,7 @@ def find_prefix_to_wait_for(req: Req, prefilling: Iterable[Req], page_size: int)
     best: tuple[Req, int] | None = None
     for other in prefilling:
         limit = min(len(req.token_ids) - 1, len(other.token_ids)) // page_size * page_size
-        if limit < min_len or not _will_cache(other, min_len, page_size) or other.namespace != req.namespace:
+        if limit < min_len or other.namespace != req.namespace or not _will_cache(other, min_len, page_size):
             continue
         if other.key(cached_len, min_len) != req.key(cached_len, min_len):
             continue
@@ -32,15 +33,14 @@ def still_waits(req: Req, page_size: int) -> bool:
     if req.waits_for is None:
         return False
     other, shared_len = req.waits_for
-    if not _will_cache(other, shared_len, page_size):
+    if other.status not in COMPUTING or not _will_cache(other, shared_len, page_size):
         req.waits_for = None
     return req.waits_for is not None
 
 
 def _will_cache(other: Req, length: int, page_size: int) -> bool:
-    """Whether `other` goes on computing, and has fewer than `length` tokens in the tree yet."""
-    is_computing = other.status is ReqStatus.PREFILLING or other.status is ReqStatus.RUNNING
-    return is_computing and not other.is_private and other.num_tree_pages * page_size < length
+    """Whether `other`, if it goes on, has yet to put the first `length` tokens into the tree."""
+    return not other.is_private and other.num_tree_pages * page_size < length
 
 
 def _shared_len(req: Req, other: Req, low: int, limit: int, page_size: int) -> int:

@@ -2,7 +2,7 @@
 
 A compressed prefix tree over whole pages, after RadixAttention (Zheng et al. 2024, arXiv 2312.07104). A key is a run of
 tokens as packed int32 bytes, so that runs are compared by memcmp. Below the root a namespace (adapter, cache salt) is
-part of the key: equal tokens of two namespaces never share. Time is the number of look-ups so far.
+part of the key: equal tokens of two namespaces never share. Time is a count of accesses.
 """
 
 import heapq
@@ -142,10 +142,12 @@ class RadixCache:
             node = node.parent
 
     def dec_lock_ref(self, node: TreeNode) -> None:
-        """Undo one `inc_lock_ref`."""
+        """Undo one `inc_lock_ref`; all of the path counts as used until now."""
+        self._time += 1
         while node.parent is not None:
             assert node.lock_ref > 0, "a radix tree node is unlocked more often than it was locked"
             node.lock_ref -= 1
+            node.last_access = self._time
             if node.lock_ref == 0:
                 self.evictable_pages += len(node.page_ids)
                 self.protected_pages -= len(node.page_ids)
@@ -171,8 +173,8 @@ class RadixCache:
         return evicted
 
     def _cut(self, node: TreeNode, num_pages: int) -> list[int]:
-        """Take up to `num_pages` pages from the end of an unlocked leaf; a leaf left empty is removed."""
-        taken = node.page_ids[-num_pages:]
+        """Take up to `num_pages` pages of an unlocked leaf, its last one first; a leaf left empty is removed."""
+        taken = node.page_ids[: -num_pages - 1 : -1]
         if len(taken) < len(node.page_ids):
             del node.page_ids[-num_pages:]
             del node.key[-num_pages * self._page_bytes :]

@@ -2,7 +2,7 @@
 
 Its "KV cache" holds the token that was written to each slot, and its "model" hashes what it reads through the page
 table. So a row's next token is a pure function of its tokens, unless a page was shared, freed or written wrongly.
-It runs in-process (`FakeWorker.step`) and as a process with the links of a real one (`run`).
+It runs in-process (`FakeWorker.run_step`) and as a process with the links of a real one (`run`).
 """
 
 import time
@@ -72,6 +72,7 @@ class Row:
     page_ids: list[int] = field(default_factory=list)
     num_shared_pages: int = 0  # pages that were full before this row's first step: never written by it
     kv_len: int = 0
+    error: str | None = None  # once failed, a row fails in every step until it is freed
 
 
 class FakeWorker:
@@ -96,8 +97,8 @@ class FakeWorker:
         self.slots = array("i", [-1]) * (num_pages * page_size)
         self.next_step = 0
 
-    def step(self, batch: ScheduleBatch) -> BatchResult:
-        """Run one step."""
+    def run_step(self, batch: ScheduleBatch) -> BatchResult | None:
+        """Run one step; None where the batch has no rows to compute."""
         assert batch.step == self.next_step, f"step {batch.step} follows step {self.next_step - 1}"
         self.next_step += 1
         for row in unpack_int32(batch.freed_rows):
@@ -112,7 +113,7 @@ class FakeWorker:
         computed = [row for row, _, _ in extends] + decodes
         assert len(set(computed)) == len(computed), "a row is computed twice in one step"
         outcomes = [self._extend(*extend) for extend in extends] + [self._decode(row) for row in decodes]
-        return self._result(batch.step, computed, outcomes)
+        return self._result(batch.step, computed, outcomes) if computed else None
 
     def _add_row(self, new_req: NewReq) -> None:
         row = new_req.row
@@ -123,6 +124,8 @@ class FakeWorker:
         token_ids = array("i", unpack_int32(new_req.input_ids))
         assert 0 < new_req.prompt_len <= len(token_ids)
         self.rows[row] = Row(new_req, token_ids)
+        if not all(0 <= token_id < self.vocab_size for token_id in token_ids):
+            self.rows[row].error = "a token id is not in the vocabulary"
 
     def _add_pages(self, batch: ScheduleBatch) -> None:
         (columns,) = batch.new_pages
@@ -141,6 +144,8 @@ class FakeWorker:
 
     def _extend(self, index: int, start: int, end: int) -> tuple[list[int], str | None]:
         row = self.rows[index]
+        if row.error:
+            return [], row.error
         assert start == row.kv_len < end <= len(row.token_ids), f"row {index}: [{start}, {end}) after {row.kv_len}"
         assert end == len(row.token_ids) or end % self.page_size == 0, "chunks end on page boundaries"
         self._write(row, start, end)
@@ -148,6 +153,8 @@ class FakeWorker:
 
     def _decode(self, index: int) -> tuple[list[int], str | None]:
         row = self.rows[index]
+        if row.error:
+            return [], row.error
         assert row.kv_len == len(row.token_ids) - 1, f"row {index} decodes before its prompt is computed"
         self._write(row, row.kv_len, len(row.token_ids))
         return self._sample(row)
@@ -167,8 +174,8 @@ class FakeWorker:
 
     def _sample(self, row: Row) -> tuple[list[int], str | None]:
         if self.failing_token_id is not None and row.token_ids[-1] == self.failing_token_id:
-            row.token_ids.append(0)  # as a real worker, it goes on with some token until the row is freed
-            return [], "not a number"
+            row.error = "not a number"
+            return [], row.error
         params = row.new_req.sampling_params
         num_outputs = len(row.token_ids) - row.new_req.prompt_len
         masked = row.new_req.end_token_ids if num_outputs < params.min_new_tokens else ()
@@ -227,8 +234,8 @@ def serve(config: ChildConfig, *, step_seconds: float = STEP_SECONDS, num_pages:
     while True:
         hub.wait()
         for batch in batches.drain():
-            result = worker.step(batch)
+            result = worker.run_step(batch)
             time.sleep(step_seconds)
-            if config.rank == 0:
+            if config.rank == 0 and result is not None:
                 sender.send(result)
             sender.send(StepAck(config.rank, batch.step))

@@ -1,6 +1,6 @@
 """Drives a Scheduler and a FakeWorker without processes, and keeps what a client would have got."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from millstream.common.messages import (
@@ -9,6 +9,7 @@ from millstream.common.messages import (
     BatchTokenIDOutput,
     FlushCacheReqOutput,
     RequestEnd,
+    ScheduleBatch,
     StreamStart,
     TextEnded,
     TokenizedGenerateReqInput,
@@ -17,6 +18,7 @@ from millstream.common.messages import (
 )
 from millstream.common.sampling_params import SamplingParams
 from millstream.scheduler.invariants import broken_invariants
+from millstream.scheduler.req import Req
 from millstream.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.scheduler.fake_worker import FakeWorker
 
@@ -72,9 +74,11 @@ class Harness:
             failing_token_id=failing_token_id,
         )
         self.results: deque[BatchResult] = deque()  # computed, and not yet given to the scheduler
+        self.batches: list[ScheduleBatch] = []
         self.clients: dict[str, Client] = {}
         self.replies: list[FlushCacheReqOutput] = []
         self.now = 0.0
+        self.seen: Counter[str] = Counter()  # rare situations, so that a test can tell that it met them
 
     def ask(
         self,
@@ -130,9 +134,18 @@ class Harness:
 
     def plan(self) -> bool:
         """Plan one step and let the worker compute it; whether there was one."""
-        batch = self.scheduler.get_next_batch_to_run(self.now)
+        scheduler = self.scheduler
+        is_short = scheduler._num_missing_pages() > 0
+        batch = scheduler.get_next_batch_to_run(self.now)
+        self.seen["sits out"] += is_short and bool(scheduler.ending)
+        self.seen["waits"] += any(req.waits_for for req in scheduler.waiting_queue)
+        self.seen["private"] += any(req.is_private for req in scheduler.requests.values())
+        self.seen["ending"] += bool(scheduler.ending)
         if batch is not None:
-            self.results.append(self.worker.step(batch))
+            self.batches.append(batch)
+            result = self.worker.run_step(batch)
+            assert result is not None, "the scheduler plans no empty step"
+            self.results.append(result)
         self._collect()
         return batch is not None
 
@@ -147,6 +160,10 @@ class Harness:
             pass
         if self.results:
             self.answer()
+
+    def req(self, rid: str) -> Req:
+        """The scheduler's view of a request that has not ended."""
+        return self.scheduler.requests[rid]
 
     def run(self, max_steps: int = 3000) -> None:
         """Step until all requests have ended."""
