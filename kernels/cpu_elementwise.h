@@ -78,7 +78,7 @@ void NAME(gelu_tanh_and_mul)(ELEMENT *out, const ELEMENT *x, int64_t rows, int64
         for (int64_t i = 0; i < size; i += LANES) {
             vf gate = LOAD(gates + i, size - i), up = LOAD(ups + i, size - i);
             vf inner = 0.7978845608f * (gate + 0.044715f * gate * gate * gate); /* sqrt(2 / pi) */
-            STORE(out + row * size + i, 0.5f * gate * (1.0f + vtanh(inner)) * up, size - i);
+            STORE(out + row * size + i, gate / (1.0f + vexp(-2.0f * inner)) * up, size - i); /* (1 + tanh) / 2 */
         }
     }
 }

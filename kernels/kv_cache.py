@@ -66,7 +66,7 @@ def write_kv_torch(
 ) -> None:
     """Write one key and value per token to (page, slot)."""
     width, v_width = cache.k.shape[-1], cache.v.shape[-1]
-    cache.k[page_T, :, :, slot_T, :] = k_TGD.reshape(*k_TGD.shape[:2], -1, width)
+    cache.k[page_T, :, :, slot_T, :] = k_TGD.reshape(*k_TGD.shape[:2], cache.head_dim // width, width)
     cache.v[page_T, :, slot_T // v_width, :, slot_T % v_width] = v_TGD
 
 

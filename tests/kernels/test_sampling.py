@@ -1,0 +1,181 @@
+"""Sampling: the right distribution, the same outcome in every version and every batch."""
+
+import random
+
+import pytest
+import torch
+
+from millstream.kernels.backend import set_backend
+from millstream.kernels.native import find_sampler
+from millstream.kernels.sampling import FAILED, SamplingTensors, mask_token_ids, sample, sample_torch
+
+# chi-square's 99.9 % points by degrees of freedom; all seeds are fixed, so these tests cannot flicker.
+CHI_SQUARE_LIMITS = (0.0, 10.83, 13.82, 16.27, 18.47, 20.52, 22.46, 24.32)
+LOGITS = [2.0, 1.5, 1.5, 0.0, -0.5, -1.0, -3.0, -20.0]
+Filters = tuple[float, int, float, float]  # temperature, top-k, top-p, min-p
+
+
+def same_params(filters: Filters, seeds: torch.Tensor) -> SamplingTensors:
+    temperature, top_k, top_p, min_p = filters
+    ones = torch.ones(seeds.shape[0])
+    return SamplingTensors(ones * temperature, torch.full_like(seeds, top_k), ones * top_p, ones * min_p, seeds)
+
+
+def random_params(choose: random.Random, num_rows: int) -> SamplingTensors:
+    def column(*values: float) -> torch.Tensor:
+        return torch.tensor([choose.choice(values) for _ in range(num_rows)])
+
+    return SamplingTensors(
+        column(0.0, 0.3, 0.7, 1.0, 2.0, 100.0),
+        column(-1, 0, 1, 2, 3, 50, 300, 4000),
+        column(1.0, 1.0, 0.0, 0.1, 0.5, 0.9, 0.999),
+        column(0.0, 0.0, 0.05, 0.9, 1.0),
+        torch.tensor([choose.randrange(-(2**63), 2**63) for _ in range(num_rows)]),
+    )
+
+
+def expected_probabilities(filters: Filters) -> list[float]:
+    """The plain definition of each filter, on LOGITS."""
+    temperature, top_k, top_p, min_p = filters
+    weights = (torch.tensor(LOGITS, dtype=torch.float64) / temperature).softmax(0).tolist()
+    if top_k > 0:
+        kth = sorted(weights, reverse=True)[top_k - 1]
+        weights = [w if w >= kth else 0.0 for w in weights]
+    kept, mass = 0.0, 0.0
+    for weight in sorted(weights, reverse=True):
+        if mass < top_p * sum(weights):
+            mass, kept = mass + weight, weight
+    weights = [w if w >= kept and w >= min_p * max(weights) else 0.0 for w in weights]
+    return [w / sum(weights) for w in weights]
+
+
+def chi_square(counts: list[int], probabilities: list[float]) -> tuple[float, int]:
+    """The statistic and its degrees of freedom; cells that expect less than 5 are joined."""
+    total = sum(counts)
+    cells = [(c, p * total) for c, p in zip(counts, probabilities, strict=True) if p * total >= 5]
+    rare = [(c, p * total) for c, p in zip(counts, probabilities, strict=True) if 0 < p * total < 5]
+    assert sum(c for c, _ in cells) + sum(c for c, _ in rare) == total, "a filtered token was sampled"
+    assert sum(c for c, _ in rare) <= 12
+    return sum((c - e) ** 2 / e for c, e in cells), len(cells) - 1
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.5, -1, 1.0, 0.0),
+        (3.0, 0, 1.0, 0.0),
+        (1.0, 1, 1.0, 0.0),
+        (1.0, 2, 1.0, 0.0),
+        (1.0, 5, 1.0, 0.0),
+        (1.0, 0, 0.8, 0.0),
+        (1.5, 0, 0.99, 0.0),
+        (1.0, 0, 1.0, 0.1),
+        (2.0, 6, 0.9, 0.05),
+    ],
+)
+def test_samples_follow_the_filtered_distribution(filters: Filters) -> None:
+    num_rows = 6000
+    positions = torch.arange(num_rows) % 300
+    logits = torch.tensor(LOGITS).expand(num_rows, -1)
+    ids = sample(logits, same_params(filters, torch.arange(num_rows) // 300), positions)
+    counts = torch.bincount(ids, minlength=len(LOGITS)).tolist()
+    statistic, freedom = chi_square(counts, expected_probabilities(filters))
+    assert statistic <= CHI_SQUARE_LIMITS[freedom]
+
+
+def test_neighbouring_positions_of_a_seed_are_independent() -> None:
+    num_rows = 8001
+    logits = torch.tensor([0.3, 0.0]).expand(num_rows, -1)
+    params = same_params((1.0, 0, 1.0, 0.0), torch.full((num_rows,), 5))
+    ids = sample(logits, params, torch.arange(num_rows))
+    first = torch.tensor([0.3, 0.0]).softmax(0).tolist()
+    pairs = torch.bincount(ids[:-1] * 2 + ids[1:], minlength=4).tolist()
+    statistic, freedom = chi_square(pairs, [p * q for p in first for q in first])
+    assert statistic <= CHI_SQUARE_LIMITS[freedom]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 64, 1000, 5000, 49152])
+def test_both_versions_choose_the_same_tokens(vocab_size: int) -> None:
+    choose, generator = random.Random(vocab_size), torch.Generator().manual_seed(vocab_size)
+    assert find_sampler(torch.empty(0)) is not None
+    for spread in (0.0, 0.01, 1.0, 4.0, 30.0):
+        logits = torch.randn(16, vocab_size, generator=generator) * spread
+        if spread == 1.0:
+            logits = logits.round(decimals=1)
+        logits[1, vocab_size // 2] = float("nan")
+        logits[2] = float("-inf")
+        logits[3, vocab_size // 3] = float("inf")
+        logits[4, : vocab_size // 2] = float("-inf")
+        params, positions = random_params(choose, 16), torch.arange(16) + 2**31
+        assert torch.equal(sample(logits, params, positions), sample_torch(logits, params, positions))
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_a_row_gives_the_same_token_alone_and_among_31_others(backend: str) -> None:
+    set_backend("torch" if backend == "torch" else "auto")
+    logits = torch.randn(32, 3000, generator=torch.Generator().manual_seed(0)) * 2
+    params, positions = random_params(random.Random(0), 32), torch.arange(32) * 7
+    together = sample(logits, params, positions)
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(sample(logits[order], params.select(order), positions[order]), together[order])
+    for row in range(32):
+        own = torch.tensor([row])
+        assert sample(logits[own], params.select(own), positions[own]) == together[own]
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    logits = torch.randn(9, 5000, generator=torch.Generator().manual_seed(2))
+    params, positions = random_params(random.Random(2), 9), torch.arange(9)
+    alone = sample(logits, params, positions)
+    torch.set_num_threads(2)
+    assert torch.equal(sample(logits, params, positions), alone)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+class TestEveryVersion:
+    """What holds whichever version runs."""
+
+    @pytest.fixture(autouse=True)
+    def chosen_backend(self, backend: str) -> None:
+        set_backend("torch" if backend == "torch" else "auto")
+
+    def test_temperature_zero_takes_the_largest_logit_whatever_the_filters(self) -> None:
+        logits = torch.randn(5, 333, generator=torch.Generator().manual_seed(3))
+        for filters in ((0.0, 0, 1.0, 0.0), (0.0, 5, 0.3, 0.2)):
+            ids = sample(logits, same_params(filters, torch.arange(5)), torch.arange(5))
+            assert torch.equal(ids, logits.argmax(dim=-1))
+
+    def test_equal_logits_give_the_lowest_id_when_greedy(self) -> None:
+        logits = torch.zeros(1, 200)
+        logits[0, [70, 190]] = 1.0
+        assert sample(logits, same_params((0.0, 0, 1.0, 0.0), torch.arange(1)), torch.arange(1)).tolist() == [70]
+
+    def test_nan_fails_its_own_row_only(self) -> None:
+        logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(4))
+        params = same_params((1.0, 0, 1.0, 0.0), torch.arange(4))
+        expected = sample(logits, params, torch.arange(4))
+        logits[2, 99] = float("nan")
+        expected[2] = FAILED
+        assert torch.equal(sample(logits, params, torch.arange(4)), expected)
+
+    def test_forbidden_tokens_are_never_chosen(self) -> None:
+        logits = torch.zeros(2, 6)
+        for row in range(2):
+            mask_token_ids(logits, row, [0, 1, 2, 4, 5])
+        params = SamplingTensors(
+            torch.tensor([0.0, 50.0]), torch.zeros(2).long(), torch.ones(2), torch.zeros(2), torch.arange(2)
+        )
+        assert sample(logits, params, torch.arange(2)).tolist() == [3, 3]
+        mask_token_ids(logits, 0, [3])
+        assert sample(logits, params, torch.arange(2)).tolist() == [FAILED, 3]
+
+    def test_no_rows_give_no_tokens(self) -> None:
+        params = same_params((1.0, 0, 1.0, 0.0), torch.empty(0, dtype=torch.int64))
+        assert sample(torch.empty(0, 10), params, torch.empty(0, dtype=torch.int64)).shape == (0,)
+
+    def test_logits_are_left_as_they_are(self) -> None:
+        logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(5))
+        before = logits.clone()
+        sample(logits, same_params((0.7, 5, 0.9, 0.1), torch.arange(3)), torch.arange(3))
+        assert torch.equal(logits, before)
