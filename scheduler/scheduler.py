@@ -30,7 +30,7 @@ from .page_pool import PagePool
 from .prefill_adder import AddReqResult, PrefillAdder
 from .prefix_sharing import find_prefix_to_wait_for, still_waits
 from .req import Req, ReqStatus
-from .schedule_batch import RowResult, StepInFlight, encode_step, plan_step, read_result
+from .schedule_batch import ProtocolError, RowResult, StepInFlight, encode_step, plan_step, read_result
 from .schedule_policy import enqueue, retraction_order
 
 MAX_RETRACTIONS = 3  # a request that was retracted so often goes last
@@ -126,6 +126,8 @@ class Scheduler:
 
     def process_batch_result(self, result: BatchResult) -> None:
         """Take the result of the oldest step in flight. Rows of requests that ended meanwhile are dropped."""
+        if not self.in_flight:
+            raise ProtocolError(f"a result of step {result.step} came, and no step is in flight")
         self.stats.on_step(result.step_seconds)
         for row_result in read_result(self.in_flight.pop(0), result):
             req = row_result.planned.req

@@ -36,7 +36,7 @@ from millstream.common.messages import (
 from millstream.common.process import read_cause, start_child
 from millstream.common.run_dir import create_run_dir, leave_run_dir
 from millstream.common.sampling_params import SamplingParams
-from millstream.scheduler.process import scheduler_config
+from millstream.scheduler.start_up import scheduler_config
 from tests.scheduler.fake_worker import VOCAB_SIZE, reference_outputs
 
 DEADLINE = 20.0
