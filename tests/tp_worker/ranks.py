@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from millstream.common import cpu
 from millstream.kernels import collectives
 from millstream.tp_worker.communicator import Communicator
 from millstream.tp_worker.gloo import GlooCommunicator
@@ -39,12 +40,12 @@ def communicators(kind: str, size: int, **options: Any) -> MakeCommunicator:
     """What makes each rank's communicator after the fork: "shared memory" or "gloo"."""
     if kind == "gloo":
         address = f"127.0.0.1:{free_port()}"
-        return lambda rank: GlooCommunicator(rank, size, address, timeout=60.0)
+        return lambda rank: GlooCommunicator(rank, size, address, timeout=30.0)
     collectives.native_library()  # built once, before the fork
     descriptor = os.memfd_create("test")
 
     def make(rank: int) -> Communicator:
-        return SharedMemoryCommunicator(rank, size, descriptor, **{"timeout": 60.0, **options})
+        return SharedMemoryCommunicator(rank, size, descriptor, **{"timeout": 30.0, **options})
 
     return make
 
@@ -59,6 +60,7 @@ def free_port() -> int:
 def _run_rank(rank: int, function: Callable[[int], Any], writer: int) -> None:
     code = 1
     try:
+        cpu.num_physical_cores = lambda: 1  # the thread pool does not survive a fork
         torch.set_num_threads(1)
         body = msgspec.msgpack.encode(function(rank))
         with os.fdopen(writer, "wb") as pipe:
