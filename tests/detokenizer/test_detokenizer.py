@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from millstream.common.finish_reason import (
     FINISH_ABORT,
@@ -24,6 +25,7 @@ from millstream.common.messages import (
 from millstream.common.tokenizer import Tokenizer
 from millstream.common.tokenizer_parts import TokenizerParts
 from millstream.detokenizer.detokenizer import Detokenizer, DetokenizerOutput
+from millstream.detokenizer.incremental_decoder import make_decoder
 from tests.detokenizer.reference_text import start_of
 from tests.text.sample_tokenizers import (
     byte_level_backend,
@@ -220,6 +222,19 @@ def test_a_request_that_resumes_just_goes_on() -> None:
     detokenizer.handle(message([start_of(stop=("three",))], {"r": ids[:2]}, generation=0))
     done = detokenizer.handle(message(tokens={"r": ids[2:]}, generation=1))
     assert done.text_ends == [TextEnded("r", 1, 3)]
+
+
+@pytest.mark.parametrize("backend", [sentencepiece_backend(), metaspace_backend()])
+def test_a_peek_tells_what_comes_and_changes_nothing(backend: Backend) -> None:
+    tokenizer = tokenizer_of(backend)
+    ids = tokenizer.encode(" hello w\u00f6rld", add_special_tokens=False)
+    decoder, untouched = (make_decoder(tokenizer, [], skip_special_tokens=True) for _ in range(2))
+    for token_id in ids:
+        for other in (token_id, ids[0]):
+            decoder.peek(other)
+        expected = untouched.feed(token_id)
+        assert decoder.peek(token_id) == expected
+        assert decoder.feed(token_id) == expected
 
 
 class CountingTokenizer(Tokenizer):
