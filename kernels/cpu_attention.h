@@ -6,14 +6,13 @@ The cache keeps rows of pairs, so a full group of keys is read in place; other g
 #include "cpu_attention_plan.h"
 
 #if MULTIPLY_PAIRS
-#include <immintrin.h>
 #define FACTOR bf16
 #define PAIR 2
 #define FACTORS __m512bh
 #define LOAD_FACTORS(from) ((__m512bh)_mm512_loadu_si512(from))
 #define BROADCAST(from) NAME(broadcast)(from)
 #define MULTIPLY_ADD(sum, a, b) ((vf)_mm512_dpbf16_ps((__m512)(sum), a, b))
-#define STORE_FACTORS(to, x) _mm256_storeu_si256((__m256i *)(to), (__m256i)_mm512_cvtneps_pbh((__m512)(x)))
+#define STORE_FACTORS(to, x) store_bf16(to, x, LANES)
 INLINE __m512bh NAME(broadcast)(const bf16 *from) {
     int32_t pair;
     memcpy(&pair, from, 4);

@@ -6,6 +6,9 @@ bf16 is a uint16_t: the high half of a float. Rounding is to nearest even. */
 
 #include <stdint.h>
 #include <string.h>
+#if defined(__SSE__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -25,7 +28,21 @@ typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
 
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+
+/* a > b ? a : b and a < b ? a : b: b where one of them is NaN, which is what x86's instructions do. */
+#if defined(__AVX512F__)
+INLINE vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vf vmin(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX__)
+INLINE vf vmax(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vf vmin(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#elif defined(__SSE__)
+INLINE vf vmax(vf a, vf b) { return (vf)_mm_max_ps((__m128)a, (__m128)b); }
+INLINE vf vmin(vf a, vf b) { return (vf)_mm_min_ps((__m128)a, (__m128)b); }
+#else
 INLINE vf vmax(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf vmin(vf a, vf b) { return choose(a < b, a, b); }
+#endif
 
 INLINE vi lane_numbers(void) {
     vi lanes;
@@ -35,11 +52,15 @@ INLINE vi lane_numbers(void) {
 
 INLINE vf from_bf16(vh x) { return (vf)(__builtin_convertvector(x, vu) << 16); }
 INLINE vh to_bf16(vf x) {
+#ifdef __AVX512BF16__ /* takes values below the smallest normal one as zero */
+    return (vh)_mm512_cvtneps_pbh((__m512)x);
+#else
     vu bits = (vu)x;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vu quiet_nan = (bits >> 16) | 0x40;
     vu is_nan = (vu)(x != x);
     return __builtin_convertvector((rounded & ~is_nan) | (quiet_nan & is_nan), vh);
+#endif
 }
 
 INLINE float scalar_from_bf16(bf16 x) {
@@ -92,8 +113,7 @@ INLINE float max_lanes(vf x) {
    x = n ln 2 + r; e^r by the degree-6 Taylor polynomial on |r| <= ln 2 / 2; 2^n through the exponent field. */
 INLINE vf vexp(vf x) {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
-    x = choose(x < -87.0f, splat(-87.0f), x);
-    x = choose(x > 88.0f, splat(88.0f), x);
+    x = vmin(splat(88.0f), vmax(splat(-87.0f), x));
     vf shifted = x * 1.44269504f + shift;
     vf n = shifted - shift;
     vf r = x - n * 0.693359375f;
