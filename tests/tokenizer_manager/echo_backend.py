@@ -5,6 +5,7 @@ scheduler and a detokenizer would say of ends, aborts, caches and load, it says 
 """
 
 import asyncio
+import codecs
 from collections.abc import Callable
 
 from millstream.common.finish_reason import (
@@ -46,6 +47,7 @@ class EchoReq:
         self.unsent_text = ""
         self.text = ""
         self.num_sent = 0
+        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
 class EchoBackend:
@@ -57,6 +59,7 @@ class EchoBackend:
         self.vocab_size = vocab_size
         self.received: list[ToScheduler] = []
         self.paused = False
+        self.answers_control = True  # aborts and flushes; otherwise they are taken and nothing comes of them
         self.tokens_per_step = 1
         self.step_seconds = 0.0
         self.num_cached = 0
@@ -96,6 +99,8 @@ class EchoBackend:
     def send(self, message: ToScheduler) -> None:
         """Take a message of the manager."""
         self.received.append(message)
+        if not self.answers_control and not isinstance(message, TokenizedGenerateReqInput):
+            return
         match message:
             case TokenizedGenerateReqInput():
                 self._running[message.rid] = EchoReq(message)
@@ -153,7 +158,7 @@ class EchoBackend:
         req.token_ids.append(token_id)
         if token_id in params.stop_token_ids:
             return FINISH_MATCHED_TOKEN(token_id)
-        piece = self._tokenizer.decode([token_id])
+        piece = req.utf8.decode(self._tokenizer.decode_bytes([token_id]))  # nothing, while a character is incomplete
         req.text += piece
         req.unsent_text += piece
         for stop in params.stop:

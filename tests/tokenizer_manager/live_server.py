@@ -87,6 +87,7 @@ class LiveServer:
     def __init__(self, *, ready: bool = True) -> None:
         self.backend = EchoBackend(byte_tokenizer(), CONTEXT_LEN, VOCAB_SIZE)
         self.manager: TokenizerManager
+        self.runner: HTTPRunner
         self._ready = ready
         self._loop: asyncio.AbstractEventLoop
         self._started = threading.Event()
@@ -122,6 +123,12 @@ class LiveServer:
         while not self.call(condition):
             assert time.monotonic() < deadline
             time.sleep(0.002)
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that the server holds."""
+        assert self.runner.server is not None
+        return len(self.runner.server.connections)
 
     def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, *, raw: bytes = b""
@@ -187,15 +194,15 @@ class LiveServer:
         )
         self.backend.receive = self.manager.on_message
         app = build_app(self.manager, LineRenderer(), info={"port": self.port}, max_body_bytes=MAX_BODY_BYTES)
-        runner = HTTPRunner(app)
-        await runner.setup()
-        await web.SockSite(runner, self._listener).start()
+        self.runner = HTTPRunner(app)
+        await self.runner.setup()
+        await web.SockSite(self.runner, self._listener).start()
         if self._ready:
             self.manager.set_tokenizer(byte_tokenizer())
             self.backend.report_ready()
         self._started.set()
         await self._stop.wait()
-        await runner.cleanup()
+        await self.runner.cleanup()
 
 
 class Connection(http.client.HTTPConnection):

@@ -69,9 +69,10 @@ def test_the_same_id_twice_in_flight_is_refused_and_free_again_after_the_end(ser
 
 
 def test_an_id_is_free_at_once_when_its_client_has_gone(server: LiveServer) -> None:
-    server.backend.paused = True
+    server.backend.paused, server.backend.answers_control = True, False
     server.send("POST", CHAT, {"messages": HELLO}, {"X-Request-Id": "mine"}).close()
     server.until(lambda: len(server.backend.aborts) == 1)
+    assert server.call(lambda: server.manager.num_inflight) == 1
     server.backend.paused = False
     assert server.request("POST", CHAT, {"messages": HELLO, "max_tokens": 1}, {"X-Request-Id": "mine"}).status == 200
 

@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Callable
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from millstream.common.metrics import METRICS, OUTCOMES
@@ -49,6 +50,14 @@ def test_the_inter_token_latency_counts_every_token_of_an_output(server: LiveSer
     server.backend.tokens_per_step = 3
     server.events(CHAT, {"messages": HELLO, "max_tokens": 9, "stream": True})
     assert server.metric("inter_token_latency_seconds_count") == 6
+
+
+def test_the_latencies_of_one_stream_add_up_to_its_whole_time(server: LiveServer) -> None:
+    server.backend.step_seconds = 0.01
+    server.events(CHAT, {"messages": HELLO, "max_tokens": 5, "stream": True})
+    parts = ("time_to_first_token_seconds_sum", "inter_token_latency_seconds_sum")
+    whole = server.metric("e2e_request_latency_seconds_sum")
+    assert sum(server.metric(name) for name in parts) == pytest.approx(whole, rel=0.05, abs=0.002)
 
 
 def test_every_outcome_has_its_counter(server: LiveServer) -> None:

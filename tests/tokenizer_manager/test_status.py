@@ -1,12 +1,14 @@
 """What the server says of itself and takes: starting, ready, draining, failed."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from millstream.common.finish_reason import FINISH_ABORT
+from millstream.tokenizer_manager import prompt_encoder
 from tests.tokenizer_manager.live_server import LiveServer, byte_tokenizer, parse_events
 
 CHAT = "/v1/chat/completions"
@@ -63,6 +65,7 @@ def test_draining_refuses_new_work_and_finishes_what_runs(server: LiveServer) ->
         assert int(answer.headers["Retry-After"]) > 0
     assert server.request("GET", "/livez").status == 200
     idle = asyncio.run_coroutine_threadsafe(server.manager.wait_idle(), server._loop)
+    server.call(server.backend.step)
     assert not idle.done()
     server.call(server.backend.resume)
     with plain, plain.getresponse() as response:
@@ -70,6 +73,37 @@ def test_draining_refuses_new_work_and_finishes_what_runs(server: LiveServer) ->
     with stream, stream.getresponse() as response:
         assert response.read().endswith(b"data: [DONE]\n\n")
     idle.result(5)
+
+
+def test_a_request_that_is_tokenized_when_draining_begins_is_served(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(prompt_encoder, "INLINE_CHARS", 0)
+    encode = server.manager.encoder.tokenizer.encode_batch
+
+    def slow_encode(texts: Any, add_special_tokens: bool = True) -> list[list[int]]:
+        begun.set()
+        assert go_on.wait(5)
+        return encode(texts, add_special_tokens)
+
+    monkeypatch.setattr(server.manager.encoder.tokenizer, "encode_batch", slow_encode)
+    with server.send("POST", CHAT, {"messages": HELLO, "max_tokens": 1}) as waiting:
+        assert begun.wait(5)
+        server.call(server.manager.start_draining)
+        go_on.set()
+        with waiting.getresponse() as response:
+            assert response.status == 200
+
+
+def test_a_failure_answers_whoever_waits_for_a_flush(server: LiveServer) -> None:
+    server.backend.answers_control = False
+    with server.send("POST", "/flush_cache") as waiting:
+        server.until(lambda: len(server.backend.received) == 1)
+        server.call(lambda: server.manager.fail_all("the scheduler died"))
+        with waiting.getresponse() as response:
+            assert response.status == 503
+            assert b"the scheduler died" in response.read()
 
 
 def test_a_failure_ends_every_open_stream_with_an_event_and_every_waiting_request_with_a_500(

@@ -62,7 +62,14 @@ def test_a_reader_that_has_stopped_is_cut_off_and_its_request_aborted(
         for _ in range(298):
             server.call(server.backend.step)
         server.until(lambda: len(server.backend.aborts) == 1, seconds=5)
+        server.until(lambda: server.num_connections == 0)
     assert server.metric("slow_clients_total") == 1
+
+
+def test_a_character_in_the_making_is_no_event(server: LiveServer) -> None:
+    body = {"prompt": "\u00e9\u20ac", "max_tokens": 10, "stream": True}
+    events = server.events("/v1/completions", body)
+    assert [event["choices"][0]["text"] for event in events[:-1]] == ["\u00e9", "\u20ac", "\u00e9", "\u20ac"]
 
 
 def test_other_clients_do_not_wait_for_a_slow_one(server: LiveServer) -> None:
