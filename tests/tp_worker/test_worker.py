@@ -150,6 +150,16 @@ def test_logits_that_are_nan_fail_their_row_alone(worker: Worker) -> None:
     assert outputs == expected
 
 
+def test_pages_that_held_nan_do_not_harm_the_next_request(worker: Worker) -> None:
+    ids = prompt(3, 17)
+    expected = alone(worker, ids, GREEDY, 6)
+    assert isinstance(worker._model, Decoder)
+    for cache in worker._model.kv_caches:
+        cache.k.fill_(float("nan"))
+        cache.v.fill_(float("nan"))
+    assert alone(worker, ids, GREEDY, 6) == expected
+
+
 def test_a_batch_without_rows_changes_rows_and_has_no_result(worker: Worker) -> None:
     driver = Driver(worker)
     driver.add(5, [1, 2, 3])
