@@ -95,6 +95,9 @@ INLINE void store_bf16(bf16 *to, vf x, int64_t n) {
 
 /* Reductions over the lanes, by halves. */
 INLINE float sum_lanes(vf x) {
+#ifdef __AVX512F__
+    return _mm512_reduce_add_ps((__m512)x);
+#endif
     float a[LANES];
     memcpy(a, &x, sizeof a);
     for (int half = LANES / 2; half; half /= 2)
@@ -102,6 +105,9 @@ INLINE float sum_lanes(vf x) {
     return a[0];
 }
 INLINE float max_lanes(vf x) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_ps((__m512)x);
+#endif
     float a[LANES];
     memcpy(a, &x, sizeof a);
     for (int half = LANES / 2; half; half /= 2)
