@@ -15,6 +15,8 @@ def find_prefix_to_wait_for(req: Req, prefilling: Iterable[Req], page_size: int)
     """
     cached_len = req.num_tree_pages * page_size
     min_len = cached_len + -(-MIN_SHARED_TOKENS // page_size) * page_size
+    if len(req.token_ids) <= min_len:
+        return None
     best: tuple[Req, int] | None = None
     for other in prefilling:
         limit = min(len(req.token_ids) - 1, len(other.token_ids)) // page_size * page_size

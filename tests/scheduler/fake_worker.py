@@ -209,14 +209,23 @@ def run(config: ChildConfig) -> None:
     serve(config)
 
 
-def serve(config: ChildConfig, *, step_seconds: float = STEP_SECONDS, num_pages: int = NUM_PAGES) -> None:
+def serve(
+    config: ChildConfig,
+    *,
+    step_seconds: float = STEP_SECONDS,
+    num_pages: int = NUM_PAGES,
+    vocab_size: int = VOCAB_SIZE,
+) -> None:
     """Ready handshake, then a step for each batch: rank 0 answers, every rank acknowledges."""
     hub = Hub(Path(config.run_dir), config.instance_id)
     batches = hub.open_receiver(scheduler_to_rank(config.rank), ScheduleBatch)
     sender = hub.open_sender(rank_to_scheduler(config.rank))
     args = config.args
     worker = FakeWorker(
-        num_pages=num_pages, page_size=args.page_size, max_running_requests=min(args.max_running_requests, 1024)
+        num_pages=num_pages,
+        page_size=args.page_size,
+        vocab_size=vocab_size,
+        max_running_requests=min(args.max_running_requests, 1024),
     )
     sender.send(LoadProgress(config.rank, WEIGHT_BYTES // 2, WEIGHT_BYTES))
     sender.send(LoadProgress(config.rank, WEIGHT_BYTES, WEIGHT_BYTES))

@@ -34,6 +34,7 @@ class Client:
     ends: list[RequestEnd] = field(default_factory=list)
     text_ends: int = 0
     cached_tokens: int = 0
+    generation: int = 0
 
 
 class Harness:
@@ -186,14 +187,14 @@ class Harness:
         for start in output.starts:
             self.clients[start.rid].starts.append(start)
         token_ids = deque(unpack_int32(output.token_ids))
-        columns = (unpack_int32(output.num_tokens), unpack_int32(output.cached_tokens))
-        for rid, count, cached in zip(output.rids, *columns, strict=True):
+        columns = map(unpack_int32, (output.num_tokens, output.cached_tokens, output.generations))
+        for rid, count, cached, generation in zip(output.rids, *columns, strict=True):
             client = self.clients[rid]
             assert client.starts, "tokens come after the start"
             assert not client.ends, "nothing comes after the end"
             assert not client.text_ends, "nothing comes after the text ended"
             client.output_ids += [token_ids.popleft() for _ in range(count)]
-            client.cached_tokens = cached
+            client.cached_tokens, client.generation = cached, generation
         for end in output.ends:
             client = self.clients[end.rid]
             assert not client.text_ends

@@ -76,6 +76,13 @@ def test_what_is_locked_is_not_evicted() -> None:
     assert sorted(tree.evict(10)) == [0, 1]
 
 
+def test_a_leaf_that_was_locked_after_it_could_be_evicted_stays() -> None:
+    tree = RadixCache(1)
+    node = tree.insert(tree.root, None, key_of(1, 2), [0, 1]).last_node
+    tree.inc_lock_ref(node)
+    assert tree.evict(1) == []
+
+
 def test_unlocking_once_too_often_is_an_error() -> None:
     tree = RadixCache(1)
     node = tree.insert(tree.root, None, key_of(1), [0]).last_node

@@ -1,6 +1,7 @@
 """When decodes run out of pages: who steps back, when, and that nobody loses a token."""
 
 from millstream.common.finish_reason import FINISH_ABORT, FINISH_LENGTH
+from millstream.common.messages import unpack_int32
 from millstream.scheduler.new_token_ratio import NewTokenRatio
 from millstream.scheduler.req import ReqStatus
 from millstream.scheduler.schedule_policy import retraction_order
@@ -41,7 +42,9 @@ def test_a_request_is_retracted_and_gives_the_same_tokens() -> None:
         client = harness.clients[f"r{i}"]
         assert client.output_ids == reference_outputs([i, i, i, i], VOCAB_SIZE, 20)
         assert client.ends[0].finish_reason == FINISH_LENGTH(20)
-    assert sum(client.ends[0].stats.num_retractions for client in harness.clients.values()) > 0
+    num_retractions = [client.ends[0].stats.num_retractions for client in harness.clients.values()]
+    assert sum(num_retractions) == harness.scheduler.stats.num_retractions
+    assert [client.generation for client in harness.clients.values()] == num_retractions
 
 
 def test_nobody_is_retracted_while_results_are_in_flight() -> None:
@@ -89,14 +92,24 @@ def test_a_retracted_request_waits_ahead_of_those_that_came_later() -> None:
 
 
 def test_rows_sit_a_step_out_when_pages_are_on_their_way_back() -> None:
-    harness = crowded()
+    lengths = (6, 4, 3)
+    harness = Harness(num_pages=9, page_size=4, schedule_conservativeness=0.0)
+    for i, length in enumerate(lengths):
+        harness.ask(f"r{i}", [i] * length, 12)
+        harness.plan()
+        harness.answer()
     run_until_short(harness)
     harness.abort("r0")
+    harness.answer()
     assert harness.req("r0").status is ReqStatus.ENDING
+    assert harness.plan()
+    with_a_slot, without = harness.req("r1"), harness.req("r2")
+    assert unpack_int32(harness.batches[-1].decode_rows) == [with_a_slot.row]
+    assert without.num_steps_in_flight == 1
     harness.run()
     assert harness.scheduler.stats.num_retractions == 0
-    for i in (1, 2):
-        assert harness.clients[f"r{i}"].output_ids == reference_outputs([i, i, i, i], VOCAB_SIZE, 20)
+    for i, length in list(enumerate(lengths))[1:]:
+        assert harness.clients[f"r{i}"].output_ids == reference_outputs([i] * length, VOCAB_SIZE, 12)
 
 
 def test_a_request_that_is_prefilled_in_part_is_the_first_to_step_back() -> None:

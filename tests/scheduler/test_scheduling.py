@@ -3,6 +3,7 @@
 import msgspec
 
 from millstream.common.messages import ScheduleBatch, unpack_int32
+from millstream.scheduler.prefix_sharing import still_waits
 from millstream.scheduler.req import Range, ReqStatus
 from tests.scheduler.fake_worker import reference_outputs
 from tests.scheduler.harness import VOCAB_SIZE, Harness
@@ -160,7 +161,9 @@ def test_who_shares_a_prefix_that_is_being_computed_waits_for_its_pages() -> Non
     assert [new_req.rid for new_req in harness.batches[0].new_reqs] == ["first", "other"]
     harness.plan()
     assert not harness.batches[1].new_reqs
+    assert still_waits(harness.req("follower"), 4)
     harness.answer()
+    assert not still_waits(harness.req("follower"), 4)
     harness.plan()
     assert [new_req.rid for new_req in harness.batches[2].new_reqs] == ["follower"]
     harness.run()
