@@ -36,13 +36,17 @@ def find_gguf_file(path: Path, load_format: str) -> Path | None:
             raise ModelError(f"{path}: --load-format safetensors needs a directory")
         return path
     found = sorted(path.glob("*.gguf"))
-    if load_format == "safetensors" or (load_format != "gguf" and (path / "config.json").is_file()):
+    if load_format == "safetensors" or (load_format != "gguf" and _is_hf_model(path, load_format)):
         return None
     if len(found) > 1:
         raise ModelError(f"{path}: holds {len(found)} .gguf files; name one of them")
     if load_format == "gguf" and not found:
         raise ModelError(f"{path}: holds no .gguf file")
     return found[0] if found else None
+
+
+def _is_hf_model(folder: Path, load_format: str) -> bool:
+    return (folder / "config.json").is_file() and (load_format == "dummy" or any(folder.glob("*.safetensors")))
 
 
 def _refuse_without_safetensors(folder: Path) -> None:

@@ -170,3 +170,20 @@ def test_every_end_of_turn_token_ends(tmp_path: Path) -> None:
     extra = {".tokenizer.ggml.eot_token_id": 5, ".tokenizer.ggml.eom_token_id": 2}
     path = write_model(tmp_path / "model.gguf", "llama", "llama", extra=extra)
     assert load_model_config(path, "auto").eos_token_ids == (2, 5)
+
+
+def test_a_directory_with_one_gguf_file_and_no_safetensors_is_that_file(tmp_path: Path) -> None:
+    write_model(tmp_path / "model.gguf", "llama", "llama")
+    (tmp_path / "config.json").write_text("{}")
+    assert load_model_config(tmp_path, "auto").weight_format == "gguf"
+    logits = run(load_decoder(tmp_path), prompt())
+    assert logits is not None
+    torch.testing.assert_close(logits, expected_logits("llama"), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("num_layers", "expected"), [(48, 16**-0.5), (62, 8**-0.5)])
+def test_the_attention_scale_of_gemma_27b_is_that_of_llama_cpp(
+    num_layers: int, expected: float, tmp_path: Path
+) -> None:
+    path = write_model(tmp_path / "model.gguf", "gemma3-gguf", "gemma3", extra={"block_count": num_layers, **GEMMA})
+    assert load_model_config(path, "auto").attention_scale == pytest.approx(expected)

@@ -106,6 +106,16 @@ def test_old_gemma_configs_name_their_local_theta(tmp_path: Path) -> None:
     assert config.tie_word_embeddings
 
 
+def test_rope_parameters_may_be_given_for_each_kind_of_layer(tmp_path: Path) -> None:
+    rope = {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+    }
+    config = read(tmp_path, {"rope_parameters": rope})
+    assert config.local_rope is not None
+    assert (config.rope.rope_type, config.rope.theta, config.local_rope.theta) == ("linear", 100.0, 200.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
