@@ -120,7 +120,7 @@ class ServerProcess:
 
     def complete(self, prompt: str = "Hello", **fields: Any) -> dict[str, Any]:
         """A plain /v1/completions; AssertionError on any status but 200."""
-        body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
+        body = {"model": "smollm2", "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
         response = self.post("/v1/completions", body)
         assert response.status_code == 200, response.text
         return dict(response.json())
