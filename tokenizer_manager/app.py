@@ -8,11 +8,13 @@ from aiohttp import web
 
 from .api_error import CLIENT_CLOSED, APIError, http_error, internal_error
 from .call import REQUEST_ID, Call, new_call, read_headers
+from .chat_prompt import ChatRenderer
 from .control_routes import ControlRoutes
 from .generate_routes import GenerateRoutes
 from .metrics import Metrics
-from .openai_routes import ChatRenderer, OpenAIRoutes
+from .openai_routes import OpenAIRoutes
 from .routes import Handler, Route, all_routes, index_handler
+from .text_routes import TextRoutes
 from .tokenizer_manager import TokenizerManager
 
 UNKNOWN_ROUTE = "unknown"
@@ -28,8 +30,12 @@ def build_app(
     max_body_bytes: int = 16 * 2**20,
 ) -> web.Application:
     """The application over a manager. `renderer` is None without chat; `info` is shown by /server_info."""
-    openai = OpenAIRoutes(manager, renderer)
-    routes = all_routes(openai, GenerateRoutes(manager), ControlRoutes(manager, info or {}))
+    routes = all_routes(
+        OpenAIRoutes(manager, renderer),
+        GenerateRoutes(manager),
+        TextRoutes(manager, renderer),
+        ControlRoutes(manager, info or {}),
+    )
     routes.append(Route("GET", "/", index_handler(manager.served_model_names[0], routes), "this page"))
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_around(manager)])
     for route in routes:
@@ -37,7 +43,7 @@ def build_app(
         app.router.add_route(route.method, route.path, handler, expect_handler=_expect)
         if route.method == "GET":
             app.router.add_route("HEAD", route.path, handler, expect_handler=_expect)
-    manager.metrics.add_routes([*dict.fromkeys(route.path for route in routes), UNKNOWN_ROUTE])
+    manager.metrics.add_routes([*(resource.canonical for resource in app.router.resources()), UNKNOWN_ROUTE])
     return app
 
 

@@ -149,22 +149,6 @@ class GenerateBody(msgspec.Struct, kw_only=True):
         return list(self.rid)
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True):
-    """POST /tokenize: SGLang's and vLLM's shape."""
-
-    prompt: str | list[str]
-    model: str | None = None
-    add_special_tokens: bool = True
-
-
-class DetokenizeBody(msgspec.Struct, kw_only=True):
-    """POST /detokenize: SGLang's and vLLM's shape."""
-
-    tokens: list[int | list[int]]
-    model: str | None = None
-    skip_special_tokens: bool = True
-
-
 class AbortBody(msgspec.Struct, kw_only=True):
     """POST /abort_request: one request, or all of them."""
 

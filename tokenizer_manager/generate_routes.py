@@ -1,4 +1,4 @@
-"""SGLang's own routes for work: /generate, /tokenize, /detokenize."""
+"""SGLang's own route for work: /generate."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -7,21 +7,16 @@ import msgspec
 from aiohttp import web
 
 from ..common.messages import StrEnd
-from .api_error import bad_request, json_response
+from .api_error import json_response
 from .call import call_of
-from .generate_protocol import DetokenizeBody, GenerateBody, TokenizeBody
+from .generate_protocol import GenerateBody
 from .json_body import read_json
 from .openai_format import failure
-from .openai_protocol import split_prompts
-from .prompt_encoder import check_ids
 from .req_state import CLIENT_ABORT, Generation, Output, ReqState
 from .sse import stream_events
 from .tokenizer_manager import GenerateReq, TokenizerManager
 
 GENERATE = msgspec.json.Decoder(GenerateBody)
-TOKENIZE = msgspec.json.Decoder(TokenizeBody)
-DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
-MAX_TEXTS = 4096
 
 
 class GenerateRoutes:
@@ -50,35 +45,6 @@ class GenerateRoutes:
                 answers[req.index].add(output)
         whole = [answer.to_json() for answer in answers]
         return json_response(whole[0] if body.is_single else whole)
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """POST /tokenize."""
-        body = await read_json(request, TOKENIZE)
-        texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        if len(texts) > MAX_TEXTS:
-            raise bad_request(f"prompt holds at most {MAX_TEXTS} texts, not {len(texts)}", "prompt")
-        found = await self._manager.encoder.encode(texts, add_special_tokens=body.add_special_tokens)
-        single = isinstance(body.prompt, str)
-        counts = [len(ids) for ids in found]
-        return json_response(
-            {
-                "tokens": found[0] if single else found,
-                "count": counts[0] if single else counts,
-                "max_model_len": self._manager.context_len,
-            }
-        )
-
-    async def detokenize(self, request: web.Request) -> web.Response:
-        """POST /detokenize; the text stands under SGLang's name and under vLLM's."""
-        body = await read_json(request, DETOKENIZE)
-        single = not body.tokens or isinstance(body.tokens[0], int)
-        sequences: list[Any] = split_prompts(body.tokens, "tokens", MAX_TEXTS) if body.tokens else [[]]
-        for ids in sequences:
-            if ids:
-                check_ids(ids, "tokens", self._manager.vocab_size)
-        texts = await self._manager.encoder.decode(sequences, skip_special_tokens=body.skip_special_tokens)
-        text = texts[0] if single else texts
-        return json_response({"text": text, "prompt": text})
 
     async def _requests(self, body: GenerateBody, label: str | None) -> list[GenerateReq]:
         if body.rid is None:

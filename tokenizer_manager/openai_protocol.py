@@ -5,15 +5,15 @@ that nobody gets an answer to another question than theirs.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from ..common.sampling_params import InvalidParam, SamplingParams, check_sampling_params
-from .api_error import bad_request, unsupported
+from .api_error import bad_request
+from .chat_prompt import ChatMessage
 from .json_body import CacheSalt, Int32, Int64, Label, check_unsupported
 
-MAX_MESSAGES = 1024
 MAX_PROMPTS = 128
 COMPLETION_MAX_TOKENS = 16
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -94,23 +94,6 @@ class OpenAIBody(msgspec.Struct, kw_only=True):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
-    """A piece of a message; only text is understood."""
-
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(msgspec.Struct, kw_only=True):
-    """One turn."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: Any = None
-
-
 class ChatCompletionRequest(OpenAIBody, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -131,17 +114,8 @@ class ChatCompletionRequest(OpenAIBody, kw_only=True):
         """APIError for what types alone do not catch."""
         check_unsupported(self, NEUTRAL_CHAT)
         _check_stream_options(self)
-        if not 0 < len(self.messages) <= MAX_MESSAGES:
-            raise bad_request(f"messages must hold 1 to {MAX_MESSAGES} messages, not {len(self.messages)}", "messages")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise bad_request("max_tokens and max_completion_tokens differ; give one of them", "max_completion_tokens")
-        if self.continue_final_message and self.messages[-1].role != "assistant":
-            message = "continue_final_message needs a last message of the role assistant"
-            raise bad_request(message, "continue_final_message")
-
-    def template_messages(self) -> list[dict[str, Any]]:
-        """The messages as chat templates read them: content is one string."""
-        return [_template_message(index, message) for index, message in enumerate(self.messages)]
 
     def sampling_params(self, vocab_size: int) -> SamplingParams:
         """Without a limit the rest of the context may be filled."""
@@ -232,24 +206,3 @@ def _sampling_params(body: OpenAIBody, max_tokens: int | None, max_name: str, vo
 def _check_stream_options(body: OpenAIBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is only allowed with stream: true", "stream_options")
-
-
-def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
-    if message.tool_calls:
-        raise unsupported(f"messages[{index}].tool_calls")
-    content = message.content
-    if content is None:
-        raise bad_request(f"messages[{index}].content is required", f"messages[{index}].content", "missing_field")
-    if not isinstance(content, str):
-        content = "\n".join(_text_of(part, index) for part in content)
-    extras = {"name": message.name, "reasoning_content": message.reasoning_content}
-    return {"role": message.role, "content": content} | {k: v for k, v in extras.items() if v is not None}
-
-
-def _text_of(part: ContentPart, index: int) -> str:
-    param = f"messages[{index}].content"
-    if part.type != "text":
-        raise bad_request(f"{param}: only parts of the type text are supported", param, "unsupported_content")
-    if part.text is None:
-        raise bad_request(f"{param}: a part of the type text needs a text", param, "missing_field")
-    return part.text

@@ -1,38 +1,24 @@
 """The OpenAI routes: chat completions, completions, models."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from ..common.sampling_params import SamplingParams
-from .api_error import APIError, bad_request, json_response
+from .api_error import APIError, json_response
 from .call import call_of
+from .chat_prompt import ChatRenderer, render_chat
 from .json_body import read_json
 from .openai_format import ChatFormat, CompletionFormat, Format, OpenAIResponse
 from .openai_protocol import ChatCompletionRequest, CompletionRequest, OpenAIBody
 from .sse import stream_events
-from .template_pool import TemplateError
 from .tokenizer_manager import GenerateReq, TokenizerManager
 
 CHAT = msgspec.json.Decoder(ChatCompletionRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
-
-
-class ChatRenderer(Protocol):
-    """What turns messages into a prompt."""
-
-    async def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        chat_template_kwargs: Mapping[str, Any] | None,
-    ) -> str:
-        """The prompt; TemplateError for what the template refuses."""
 
 
 class OpenAIRoutes:
@@ -49,7 +35,13 @@ class OpenAIRoutes:
         self._check_model(body.model)
         body.check()
         params = body.sampling_params(self._manager.vocab_size)
-        prompt = await self._render(body)
+        prompt = await render_chat(
+            self._renderer,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
         input_ids = await self._manager.encoder.prompt_ids(
             [prompt],
             "messages",
@@ -108,19 +100,6 @@ class OpenAIRoutes:
                 return json_response(await answer.whole(generation))
             events = answer.events(generation, include_usage=body.include_usage)
             return await stream_events(request, self._manager.metrics, events)
-
-    async def _render(self, body: ChatCompletionRequest) -> str:
-        if self._renderer is None:
-            raise bad_request("This model has no chat template; use /v1/completions.", "messages", "no_chat_template")
-        try:
-            return await self._renderer.render(
-                body.template_messages(),
-                add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-                continue_final_message=body.continue_final_message,
-                chat_template_kwargs=body.chat_template_kwargs,
-            )
-        except TemplateError as error:
-            raise bad_request(str(error), error.param, "chat_template_error") from None
 
     def _check_model(self, name: str | None) -> None:
         served = self._manager.served_model_names

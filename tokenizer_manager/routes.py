@@ -8,6 +8,7 @@ from aiohttp import web
 from .control_routes import ControlRoutes
 from .generate_routes import GenerateRoutes
 from .openai_routes import OpenAIRoutes
+from .text_routes import TextRoutes
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -30,16 +31,16 @@ class Route(msgspec.Struct, frozen=True):
     is_work: bool = False
 
 
-def all_routes(openai: OpenAIRoutes, generate: GenerateRoutes, control: ControlRoutes) -> list[Route]:
+def all_routes(openai: OpenAIRoutes, generate: GenerateRoutes, text: TextRoutes, control: ControlRoutes) -> list[Route]:
     """Every route, in the order of the index page."""
     return [
         Route("POST", "/v1/chat/completions", openai.chat_completions, "OpenAI chat completion", is_work=True),
         Route("POST", "/v1/completions", openai.completions, "OpenAI text completion", is_work=True),
         Route("POST", "/generate", generate.generate, "SGLang's generation: text or input_ids", is_work=True),
-        Route("POST", "/tokenize", generate.tokenize, "text to token ids", is_work=True),
-        Route("POST", "/detokenize", generate.detokenize, "token ids to text", is_work=True),
+        Route("POST", "/tokenize", text.tokenize, "text to token ids", is_work=True),
+        Route("POST", "/detokenize", text.detokenize, "token ids to text", is_work=True),
         Route("GET", "/v1/models", openai.models, "the models that are served"),
-        Route("GET", "/v1/models/{id}", openai.model, "one model"),
+        Route("GET", "/v1/models/{id:.+}", openai.model, "one model"),
         Route("GET", "/livez", control.livez, "200 while the server is alive"),
         Route("GET", "/readyz", control.readyz, "200 while the server takes work"),
         Route("GET", "/health", control.readyz, "the same as /readyz"),
@@ -54,7 +55,7 @@ def all_routes(openai: OpenAIRoutes, generate: GenerateRoutes, control: ControlR
 
 def index_handler(model: str, routes: Sequence[Route]) -> Handler:
     """GET /: a page for a person."""
-    lines = "\n".join(f"{route.method:4} {route.path:22} {route.summary}" for route in routes)
+    lines = "\n".join(f"{route.method:4} {route.path.replace(':.+', ''):22} {route.summary}" for route in routes)
 
     async def index(request: web.Request) -> web.Response:
         url = f"{request.scheme}://{request.host}"

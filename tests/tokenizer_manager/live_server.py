@@ -186,7 +186,7 @@ class LiveServer:
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self.manager = TokenizerManager(
-            served_model_names=[MODEL, "echo-alias"],
+            served_model_names=[MODEL, "org/echo"],
             send=self.backend.send,
             metrics=Metrics(MODEL),
             random_seed=0,

@@ -41,7 +41,7 @@ def test_a_closed_connection_aborts_at_once(
         connection.sock.shutdown(socket.SHUT_WR)
     else:
         connection.close()
-    server.until(lambda: len(server.backend.aborts) > before, seconds=1)
+    server.until(lambda: len(server.backend.aborts) > before, seconds=3)
     assert {rid for abort in server.backend.aborts[before:] for rid in abort.rids} == rids
     server.until(lambda: server.manager.num_inflight == 0 and server.manager.num_open == 0)
     connection.close()

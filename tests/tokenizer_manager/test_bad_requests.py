@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from millstream.common.sampling_params import MAX_STOP_LEN
 from tests.tokenizer_manager.live_server import CONTEXT_LEN, MAX_BODY_BYTES, VOCAB_SIZE, LiveServer
 
 CHAT = "/v1/chat/completions"
@@ -23,7 +24,7 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": -1}, "min_tokens"),
     ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
     *[({"seed": value}, "seed") for value in (2**64, "a", 1.5)],
-    *[({"stop": value}, "stop") for value in ([""], "", ["x"] * 33)],
+    *[({"stop": value}, "stop") for value in ([""], "", ["x"] * 33, "x" * (MAX_STOP_LEN + 1))],
     ({"stop": [None]}, "stop[0]"),
     ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),
     ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
@@ -207,7 +208,7 @@ def test_an_unknown_model_is_a_404_that_lists_the_served_ones(shared_server: Liv
     answer = shared_server.post(path, {"model": "nope", "messages": HELLO, "prompt": "a"})
     assert answer.status == 404
     assert (answer.error["type"], answer.error["code"]) == ("not_found_error", "model_not_found")
-    assert "echo, echo-alias" in answer.error["message"]
+    assert "echo, org/echo" in answer.error["message"]
 
 
 def test_another_content_type_is_a_415(shared_server: LiveServer) -> None:

@@ -1,6 +1,9 @@
 """Random bodies: whatever arrives, the answer is an answer or a 4xx in the one shape, and the next request works."""
 
+import contextlib
 import json
+import re
+import socket
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -75,6 +78,21 @@ def test_no_json_body_brings_a_5xx(shared_server: LiveServer, request_: tuple[st
 @given(st.binary(min_size=1, max_size=60) | st.text(min_size=1, max_size=60).map(str.encode))
 def test_no_bytes_bring_a_5xx(shared_server: LiveServer, raw: bytes) -> None:
     check(shared_server, "/v1/chat/completions", raw)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary(max_size=200), st.sampled_from([b"", b"GET / HTTP/1.1\r\n", b"POST /generate HTTP/1.1\r\nHost: x\r\n"])
+)
+def test_no_bytes_at_the_port_bring_a_5xx(shared_server: LiveServer, raw: bytes, head: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", shared_server.port), timeout=5) as client:
+        client.sendall(head + raw + b"\r\n\r\n")
+        client.shutdown(socket.SHUT_WR)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := client.recv(65536):
+                answer += piece
+    assert not re.search(rb"HTTP/1\.[01] 5", answer)
 
 
 def test_after_all_that_a_normal_request_works_and_nothing_is_left(shared_server: LiveServer) -> None:

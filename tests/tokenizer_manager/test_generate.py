@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from millstream.common.messages import unpack_int32
 from tests.tokenizer_manager.live_server import CONTEXT_LEN, END, END_ID, LiveServer
 
 PATH = "/generate"
@@ -96,6 +97,14 @@ def test_tokenize_and_detokenize_are_inverse(server: LiveServer) -> None:
     assert server.post("/detokenize", {"tokens": answer["tokens"]}).json["text"] == "hi"
     kept = server.post("/detokenize", {"tokens": answer["tokens"], "skip_special_tokens": False}).json
     assert kept == {"text": f"hi{END}", "prompt": f"hi{END}"}
+
+
+def test_messages_are_tokenized_as_the_chat_route_does(server: LiveServer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+    answer = server.post("/tokenize", {"messages": messages}).json
+    assert answer["tokens"] == unpack_int32(server.backend.requests[0].input_ids)
+    assert server.post("/tokenize", {"messages": []}).error["param"] == "messages"
 
 
 def test_tokenize_and_detokenize_take_lists(server: LiveServer) -> None:

@@ -204,9 +204,11 @@ def test_the_cache_is_flushed_when_nothing_runs(server: LiveServer) -> None:
 
 def test_models_are_listed_with_their_context_and_found_by_name(server: LiveServer) -> None:
     cards = server.request("GET", "/v1/models").json["data"]
-    assert [card["id"] for card in cards] == ["echo", "echo-alias"]
+    assert [card["id"] for card in cards] == ["echo", "org/echo"]
     assert cards[0]["max_model_len"] == 300
     assert server.request("GET", "/v1/models/echo").json == cards[0]
+    for path in ("/v1/models/org/echo", "/v1/models/org%2Fecho"):
+        assert server.request("GET", path).json == cards[1]
     missing = server.request("GET", "/v1/models/nope")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
 

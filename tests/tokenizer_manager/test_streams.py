@@ -81,4 +81,4 @@ def test_other_clients_do_not_wait_for_a_slow_one(server: LiveServer) -> None:
         server.call(server.backend.resume)
         begin = time.monotonic()
         assert server.post(GENERATE, {"text": "abc", "sampling_params": {"max_new_tokens": 5}}).status == 200
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 5

@@ -115,7 +115,7 @@ def test_the_loop_answers_others_while_a_long_text_is_tokenized(
         assert begun.wait(5)
         begin = time.monotonic()
         assert server.request("GET", "/livez").status == 200
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 4
         go_on.set()
         with waiting.getresponse() as response:
             assert b'"count":20000' in response.read()
