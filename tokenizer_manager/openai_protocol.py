@@ -30,6 +30,21 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "ebnf": (),
     "stop_regex": (),
     "lora_path": (),
+    "json_schema": (),
+    "structural_tag": (),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "prompt_logprobs": (),
+    "use_beam_search": (False,),
+    "truncate_prompt_tokens": (),
+    "return_hidden_states": (False,),
+    "session_params": (),
+    "custom_params": (),
     "custom_logit_processor": (),
 }
 NEUTRAL_CHAT = {
@@ -86,6 +101,21 @@ class OpenAIBody(msgspec.Struct, kw_only=True):
     ebnf: Any = None
     stop_regex: Any = None
     lora_path: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    prompt_logprobs: Any = None
+    use_beam_search: Any = None
+    truncate_prompt_tokens: Any = None
+    return_hidden_states: Any = None
+    session_params: Any = None
+    custom_params: Any = None
     custom_logit_processor: Any = None
 
     @property
