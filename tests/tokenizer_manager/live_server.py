@@ -21,6 +21,7 @@ from millstream.common.tokenizer_parts import TokenizerParts
 from millstream.tokenizer_manager.app import build_app
 from millstream.tokenizer_manager.http_server import HTTPRunner
 from millstream.tokenizer_manager.metrics import Metrics
+from millstream.tokenizer_manager.template_pool import TemplateError
 from millstream.tokenizer_manager.tokenizer_manager import TokenizerManager
 from tests.tokenizer_manager.echo_backend import EchoBackend
 
@@ -43,7 +44,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 class LineRenderer:
-    """A chat template of one line a message."""
+    """A chat template of one line a message, that refuses one keyword."""
 
     async def render(
         self,
@@ -53,6 +54,8 @@ class LineRenderer:
         continue_final_message: bool,
         chat_template_kwargs: Mapping[str, Any] | None,
     ) -> str:
+        if "forbidden" in (chat_template_kwargs or {}):
+            raise TemplateError("the template does not take that", "chat_template_kwargs")
         lines = [f"{message['role'][0]}:{message['content']}" for message in messages]
         return "\n".join([*lines, *(["a:"] if add_generation_prompt else [])])
 
