@@ -31,6 +31,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PARENT_DIED = signal.SIGUSR1
 EXIT_PARENT_DIED = 0
+LEAVE_SECONDS = 0.5  # for the last locks of the boot to go
 
 logger = logging.getLogger(__name__)
 
@@ -100,20 +101,20 @@ def _leave_on_parent_death(parent: int, run_dir: Path, lock: int) -> Callable[[i
     """End this process, without a word, on end-of-file at stdin or on the kernel's signal. Returns how it ends."""
     once = threading.Lock()
 
-    def leave(code: int) -> NoReturn:
-        if once.acquire(blocking=False):
-            leave_run_dir(run_dir, lock)
+    def leave(code: int, wait_seconds: float = 0.0) -> NoReturn:
+        once.acquire()  # never released: whoever comes first cleans up and ends the process
+        leave_run_dir(run_dir, lock, wait_seconds)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        leave(EXIT_PARENT_DIED)
+        threading.Thread(target=leave, args=(EXIT_PARENT_DIED, LEAVE_SECONDS), name="leave", daemon=True).start()
 
     def wait_for_eof() -> None:
         while os.read(0, 1):
             pass
-        leave(EXIT_PARENT_DIED)
+        leave(EXIT_PARENT_DIED, LEAVE_SECONDS)
 
     signal.signal(PARENT_DIED, on_signal)
     _prctl(PR_SET_PDEATHSIG, PARENT_DIED)

@@ -8,12 +8,14 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from .config import temporary_dir
 
 PREFIX = "millstream-"
 LOCK_NAME = "lock"
+RETRY_SECONDS = 0.002
 
 
 def create_run_dir() -> tuple[Path, int]:
@@ -38,13 +40,17 @@ def hold_run_dir(run_dir: Path) -> int:
     return lock
 
 
-def leave_run_dir(run_dir: Path, lock: int) -> None:
-    """Let go of the lock, and remove the directory if no other process holds it. Never raises."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)  # others are alive: the last of them removes it
-        return
+def leave_run_dir(run_dir: Path, lock: int, wait_seconds: float = 0.0) -> None:
+    """Let go of the lock, and remove the directory if no other process holds it. Never raises.
+
+    A process that is dying lets go of its pipes a little before its locks, so whoever noticed its death waits for them.
+    """
+    deadline = time.monotonic() + wait_seconds
+    while not _is_last_holder(lock):  # a failed try has let go of our own share
+        if time.monotonic() >= deadline or not run_dir.exists():
+            os.close(lock)
+            return
+        time.sleep(RETRY_SECONDS)
     shutil.rmtree(run_dir, ignore_errors=True)
     os.close(lock)
 
@@ -59,3 +65,11 @@ def sweep_dead_run_dirs(base: Path) -> None:
         except OSError:
             continue
         leave_run_dir(run_dir, lock)
+
+
+def _is_last_holder(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -7,7 +7,9 @@ it; a second signal ends it at once.
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
+import shutil
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +28,7 @@ from ..common.messages import (
     manager_to_scheduler,
     scheduler_to_manager,
 )
-from ..common.run_dir import create_run_dir, leave_run_dir
+from ..common.run_dir import create_run_dir
 from .children import Children, Entries
 from .startup_report import LoadingBar
 from .tokenizer_manager import TokenizerManager
@@ -114,11 +116,12 @@ class Launcher:
         self._bar.finish()
         if self._flush_timer:
             self._flush_timer.cancel()
+        os.close(self._lock)  # so that the last child removes the directory, also if we are killed meanwhile
         await self._children.stop()
         for fd in self._hub.file_descriptors:
             self._loop.remove_reader(fd)
         self._hub.close()
-        leave_run_dir(self._run_dir, self._lock)
+        shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def _on_readable(self) -> None:
         try:
