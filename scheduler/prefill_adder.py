@@ -138,6 +138,7 @@ class PrefillAdder:
         self.rem_input_tokens -= end - start
         if self.rem_chunk_tokens is not None:
             self.rem_chunk_tokens -= end - start
+            assert self.rem_chunk_tokens >= 0
         if end == len(req.token_ids):
             self.rem_total_token_offset += _clipped_new_tokens(req) + self.page_size
 

@@ -118,11 +118,6 @@ class Req:
         self._reset_cache_state()
 
     @property
-    def output_ids(self) -> "array[int]":
-        """A copy of the outputs known so far."""
-        return self.token_ids[self.prompt_len :]
-
-    @property
     def num_outputs(self) -> int:
         """Outputs known so far."""
         return len(self.token_ids) - self.prompt_len

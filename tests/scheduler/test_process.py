@@ -36,7 +36,9 @@ from millstream.common.messages import (
 from millstream.common.process import read_cause, start_child
 from millstream.common.run_dir import create_run_dir, leave_run_dir
 from millstream.common.sampling_params import SamplingParams
-from millstream.scheduler.start_up import scheduler_config
+from millstream.scheduler.process import SchedulerProcess
+from millstream.scheduler.scheduler import Scheduler
+from millstream.scheduler.start_up import open_links, scheduler_config
 from tests.scheduler.fake_worker import VOCAB_SIZE, reference_outputs
 
 DEADLINE = 20.0
@@ -154,6 +156,23 @@ def test_idle_it_uses_under_two_percent_of_a_core_and_keeps_its_heartbeat(boot: 
     assert 2 <= len(server.seen(LoadSnapshot)) - num_beats <= 5
     num_observed = sum(len(snapshot.step_seconds) for snapshot in server.seen(LoadSnapshot))
     assert num_observed == server.seen(LoadSnapshot)[-1].steps >= 5
+
+
+def test_while_a_link_is_full_no_step_is_planned(caplog: pytest.LogCaptureFixture) -> None:
+    run_dir, lock = create_run_dir()
+    hub = Hub(run_dir, INSTANCE_ID)
+    links = open_links(hub, tp_size=1)
+    args = ServerArgs(model_path="fake")
+    process = SchedulerProcess(hub, links, Scheduler(scheduler_config(args, [worker_ready(0)])), args)
+    nobody_reads = links.to_detokenizer
+    while not nobody_reads.is_full:
+        nobody_reads.send(BatchTokenIDOutput([], [], b"", b"", b"", b"", []))
+    process.scheduler.handle(TokenizedGenerateReqInput("r", "http", 0.0, pack_int32([1, 2]), SamplingParams()))
+    process.plan(now=0.0)
+    assert process.scheduler.in_flight == []
+    assert "no step is planned" in caplog.text
+    hub.close()
+    leave_run_dir(run_dir, lock)
 
 
 SLOW_WORKER = """

@@ -201,7 +201,7 @@ def test_storms_in_a_tiny_pool_retract_evict_wait_and_sit_out_and_lose_nothing(p
     assert min(seen[name] for name in ("retracted", "hits", "waits", "sits out", "private", "ending")) >= 2, seen
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(set_ups(), st.lists(asks, min_size=2, max_size=8))
 def test_tokens_are_the_same_with_overlap_on_and_off_and_cache_on_and_off(
     set_up: dict[str, Any], script: list[Any]
