@@ -107,6 +107,7 @@ void NAME(rotary_and_store)(const rotary_args *a) {
     const ELEMENT *v = a->v;
     int64_t tokens = a->num_tokens, heads = a->num_heads, kv_heads = a->num_kv_heads, head_dim = a->head_dim;
     int64_t page_size = a->page_size, half = a->rotary_dim / 2, num_threads = a->num_threads;
+    (void)num_threads; /* unused without OpenMP */
     PARALLEL_ROWS(tokens * (heads + 2 * kv_heads) * head_dim)
     for (int64_t t = 0; t < tokens; t++) {
         const float *cos = a->cos + t * a->rotary_dim, *sin = a->sin + t * a->rotary_dim;
