@@ -96,7 +96,7 @@ class DetokenizerReady(Message, frozen=True):
 
 
 class TokenizedGenerateReqInput(Message, frozen=True):
-    """One request. `rid` is ours and unique; a client's own id is a label that stays in the tokenizer manager.
+    """One request. `rid` is ours and unique; a client's own id is a label, and part of it for the logs alone.
 
     `input_ids` is never empty. `eos_token_ids` end the request unless `sampling_params.ignore_eos`.
     `arrival` is the manager's monotonic clock in seconds (one clock for all processes of a host).

@@ -17,6 +17,7 @@ from typing import Any
 from ..common.channel import Hub, LostMessage, Receiver, Sender
 from ..common.config import ServerArgs
 from ..common.messages import (
+    MANAGER,
     DetokenizerReady,
     FromDetokenizer,
     FromScheduler,
@@ -98,6 +99,7 @@ class Launcher:
             await asyncio.wait([self._failure], timeout=HEARTBEAT_CHECK_SECONDS)
             if self._failure.done():
                 self._failure.result()
+            self._manager.metrics.count_dropped_frames(MANAGER, self._hub.num_dropped)
             silent = self._loop.time() - self._last_heartbeat
             if silent > self._args.watchdog_timeout:
                 self.fail(f"the scheduler has been silent for {silent:.0f} s (--watchdog-timeout)")

@@ -68,6 +68,7 @@ class Server:
         self._manager = TokenizerManager(
             served_model_names=[model.name],
             send=self._send,
+            is_full=lambda: self._launcher.is_full,
             metrics=Metrics(model.name),
             random_seed=self._args.random_seed,
             log_requests=self._args.log_requests,
