@@ -17,6 +17,7 @@ import torch
 from .compiler import BuildError, build
 
 Backend = Literal["auto", "torch"]
+SAMPLER = "cpu_sampling.c"
 NATIVE_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,12 @@ def operators_for(x: torch.Tensor) -> tuple[ctypes.CDLL, str] | None:
         return None
     library = load_library(f"cpu_operators_{suffix}.c")
     return None if library is None else (library, suffix)
+
+
+def prepare(dtype: torch.dtype) -> None:
+    """Build what a model of this type needs on CPU, ahead of its first use: seconds on a machine's first start."""
+    operators_for(torch.empty(0, dtype=dtype))
+    load_library(SAMPLER)
 
 
 def _build_and_load(source: Path) -> ctypes.CDLL | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .backend import load_library, operators_for
+from .backend import SAMPLER, load_library, operators_for
 
 POINTER, INT64, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
@@ -38,7 +38,7 @@ def find_operator(name: str, x: torch.Tensor) -> Operator | None:
 
 def find_sampler(logits: torch.Tensor) -> Operator | None:
     """The C version of `sample`; None where torch's must run."""
-    library = load_library("cpu_sampling.c") if logits.device.type == "cpu" else None
+    library = load_library(SAMPLER) if logits.device.type == "cpu" else None
     if library is None:
         return None
     library.sample.argtypes = (POINTER,)

@@ -102,6 +102,8 @@ def _sample_rows(logits_RV: torch.Tensor, params: SamplingTensors, positions_R: 
 def _log_min_p(min_p_R: torch.Tensor) -> torch.Tensor:
     """How far below the largest logit min-p keeps tokens (float32, at most 0); -inf where it is off."""
     is_on_R = min_p_R > 0
+    if not bool(is_on_R.any()):
+        return torch.full_like(min_p_R, float("-inf"))
     return log(min_p_R.double().where(is_on_R, 1.0)).float().where(is_on_R, float("-inf")).clamp(max=0)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from millstream.kernels import compiler
 from millstream.kernels.activation import silu_and_mul, silu_and_mul_torch
-from millstream.kernels.backend import configure, load_library, set_backend
+from millstream.kernels.backend import configure, load_library, prepare, set_backend
 from millstream.kernels.compiler import BuildError, build
 
 SOURCE = "int answer(void) { return 42; }\n"
@@ -89,6 +89,13 @@ def test_without_a_compiler_the_torch_versions_run_and_it_is_logged_once(
         silu_and_mul(x)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "no C compiler" in caplog.text
+
+
+def test_what_a_type_needs_can_be_built_ahead(tmp_path: Path) -> None:
+    configure("auto", tmp_path / "cache")
+    prepare(torch.float32)
+    built = sorted(path.name.rsplit("-", 1)[0] for path in (tmp_path / "cache").iterdir())
+    assert built == ["cpu_operators_f32", "cpu_sampling"]
 
 
 def test_an_unknown_backend_is_refused() -> None:
