@@ -146,6 +146,13 @@ def test_a_missing_page_or_one_that_does_not_exist_is_an_error_of_its_row(worker
     assert "page id is not below 512" in outcome.errors[1]
 
 
+def test_a_row_cannot_decode_beyond_the_context(worker: Worker) -> None:
+    driver = Driver(worker)
+    driver.add(0, [7] * 256)
+    assert len(read(driver.step({0: range(256)})).tokens[0]) == 1
+    assert "position 256 is beyond the context of 256 tokens" in read(driver.step(decodes=[0])).errors[0]
+
+
 def new_req(row: int) -> NewReq:
     """A good request for a row."""
     return NewReq(row, 2, "rid", pack_int32(GOOD), 5, GREEDY, ())

@@ -59,6 +59,15 @@ def test_a_seeded_request_gives_the_same_tokens_alone_and_among_31_others(worker
     assert driver.generate(lengths, 16)[17] == expected
 
 
+@pytest.mark.parametrize("limit", [{"temperature": 1e-3}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
+def test_every_sampling_parameter_reaches_the_sampler(worker: Worker, limit: dict[str, float]) -> None:
+    ids, wild = prompt(6, 15), SamplingParams(temperature=2.0, seed=5)
+    greedy, sampled = (alone(worker, ids, params, 8) for params in (GREEDY, wild))
+    assert sampled != greedy
+    assert alone(worker, ids, msgspec.structs.replace(wild, seed=6), 8) != sampled
+    assert alone(worker, ids, msgspec.structs.replace(wild, **limit), 8) == greedy
+
+
 def test_any_mixture_of_chunks_and_decodes_gives_each_request_its_own_tokens(worker: Worker) -> None:
     draw, driver = random.Random(5), Driver(worker)
     requests = {row: (prompt(row, draw.randint(1, 70)), (GREEDY, SEEDED)[row % 2]) for row in range(8)}
@@ -144,6 +153,7 @@ def test_logits_that_are_nan_fail_their_row_alone(worker: Worker) -> None:
         outcome = read(result)
         outputs += outcome.tokens[0]
         assert outcome.tokens[1] == []
+        assert outcome.row_lens[1] == 9 + 3
         assert "NaN" in outcome.errors[1]
         assert result is not None
         assert unpack_int32(result.flags) == [0, ROW_ERROR]
