@@ -68,10 +68,7 @@ def test_libraries_stay_in_their_homes() -> None:
 
 
 def test_there_is_no_import_cycle() -> None:
-    graph = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): imported_modules(path)
-        for path in product_files()
-    }
+    graph = {".".join(path.relative_to(ROOT).with_suffix("").parts): imported_modules(path) for path in product_files()}
     done: set[str] = set()
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
