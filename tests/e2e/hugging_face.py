@@ -20,18 +20,16 @@ def load_packaged_model() -> Any:
 
 
 @torch.inference_mode()
-def greedy(model: Any, prompt_ids: list[int], num_tokens: int) -> Reference:
-    """Greedy decoding, keeping the two best logits of every step."""
-    reference = Reference(prompt_ids, [], [], [])
+def greedy(model: Any, prompt_ids: list[int], num_tokens: int) -> tuple[Reference, float]:
+    """Greedy decoding, keeping the two best logits of every step; and the smallest gap of a third one to the best."""
+    reference, third_gap = Reference(prompt_ids, [], [], []), float("inf")
     output = model(torch.tensor([prompt_ids]), use_cache=True, logits_to_keep=1)
     for _ in range(num_tokens):
-        values, ids = output.logits[0, -1].topk(2)
+        values, ids = output.logits[0, -1].topk(3)
         reference.tokens.append(int(ids[0]))
         reference.seconds.append(int(ids[1]))
         reference.gaps.append(float(values[0] - values[1]))
-        output = model(
-            ids[:1].reshape(1, 1),
-            cache=output.cache if hasattr(output, "cache") else output.past_key_values,
-            use_cache=True,
-        )
-    return reference
+        third_gap = min(third_gap, float(values[0] - values[2]))
+        cache = output.past_key_values
+        output = model(ids[:1].reshape(1, 1), cache=cache, use_cache=True, logits_to_keep=1)
+    return reference, third_gap
