@@ -40,9 +40,10 @@ def test_gloo_between_ranks_gives_the_same_tokens() -> None:
 def test_tokens_are_the_same_with_the_cache_cold_and_warm() -> None:
     with serving("smollm2", "--dtype", "float32") as server:
         check(server, SHORT, FP32_GAP)
-        assert server.metric("millstream_cached_tokens_total") == 0
+        num_prompt_tokens = sum(len(each.prompt_ids) for each in SHORT)
+        assert server.metric("millstream_cached_tokens_total") < 0.1 * num_prompt_tokens
         check(server, SHORT, FP32_GAP)
-        assert server.metric("millstream_cached_tokens_total") > 0.8 * sum(len(each.prompt_ids) for each in SHORT)
+        assert server.metric("millstream_cached_tokens_total") > 0.8 * num_prompt_tokens
 
 
 def test_tokens_are_the_same_without_cache_and_overlap_and_with_odd_chunks() -> None:
@@ -64,14 +65,13 @@ def test_tokens_are_the_same_while_the_cache_evicts_all_the_time(tight_server: S
         check(tight_server, SHORT, FP32_GAP)
 
 
-def test_tokens_are_the_same_when_requests_are_retracted(tight_server: ServerProcess) -> None:
-    prompts = [reference.prompt_ids[:20] for reference in REFERENCES[6:14]]
-    alone = [generate(tight_server, prompt, 200) for prompt in prompts]
-    before = tight_server.metric("millstream_num_retracted_requests_total")
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        together = list(pool.map(lambda prompt: generate(tight_server, prompt, 200), prompts))
-    assert tight_server.metric("millstream_num_retracted_requests_total") > before
-    assert together == alone
+def test_tokens_are_the_same_when_requests_are_retracted() -> None:
+    requests = [reference for reference in REFERENCES if 31 <= len(reference.prompt_ids) <= 128]
+    num_prompt_tokens = sum(len(each.prompt_ids) for each in requests)
+    flags = ("--max-total-tokens", str(num_prompt_tokens + 60), "--page-size", "1", "--schedule-conservativeness", "0")
+    with serving("smollm2", "--dtype", "float32", *flags) as server:
+        check(server, requests, FP32_GAP)
+        assert server.metric("millstream_num_retracted_requests_total") > 0
 
 
 def test_a_request_that_can_never_fit_is_refused_with_both_numbers(tight_server: ServerProcess) -> None:
