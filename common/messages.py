@@ -231,7 +231,6 @@ class RequestStats(Part, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     num_retractions: int
-    queue_seconds: float  # from arrival to the first step that computed it; 0 if never computed
 
 
 class RequestEnd(Part, frozen=True):

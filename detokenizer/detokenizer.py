@@ -4,6 +4,7 @@ Token ends are the scheduler's proposal and arrive with the tokens. A stop strin
 first: then the answer says so, the scheduler gets a TextEnded, and whatever it still sends of the request is ignored.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from ..common.messages import (
 )
 from ..common.tokenizer import Tokenizer
 from .decode_status import DecodeStatus
+
+logger = logging.getLogger(__name__)
 
 
 class DetokenizerOutput(NamedTuple):
@@ -74,6 +77,7 @@ class Detokenizer:
             answer = StrEnd(end.finish_reason, status.num_tokens, end.stats)
         if answer is not None:
             del self._open[row.rid]
+            logger.debug("request %s: ends after %d tokens: %s", row.rid, status.num_tokens, answer.finish_reason)
         if answer is not None or status.start.stream:
             text, token_ids = status.take_new_text()
             done.outputs.append(StrOutput(row.rid, text, token_ids, answer))
@@ -102,6 +106,6 @@ def add_tokens(status: DecodeStatus, token_ids: Sequence[int], end: RequestEnd |
 
 
 def text_end(status: DecodeStatus, stop: str, row: RowTokens, end: RequestEnd | None) -> StrEnd:
-    """The answer of a request that a stop string ended; the queue time is known only where the scheduler ends it too."""
-    stats = RequestStats(status.start.prompt_len, row.cached_tokens, row.generation, 0.0) if end is None else end.stats
+    """The answer of a request that a stop string ended."""
+    stats = RequestStats(status.start.prompt_len, row.cached_tokens, row.generation) if end is None else end.stats
     return StrEnd(FINISH_MATCHED_STR(stop), status.num_tokens, stats)

@@ -12,7 +12,7 @@ from ..common.messages import (
 from .req import Req
 
 NUM_CONTEXT_TOKENS = 8
-NOT_COMPUTED = RequestStats(prompt_tokens=0, cached_tokens=0, num_retractions=0, queue_seconds=0.0)
+NOT_COMPUTED = RequestStats(prompt_tokens=0, cached_tokens=0, num_retractions=0)
 ERR_TYPES = {400: "BadRequestError", 499: "RequestAborted", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 
 
@@ -96,10 +96,4 @@ def _stream_start(message: TokenizedGenerateReqInput, prompt_len: int, context_i
 
 
 def _stats(req: Req) -> RequestStats:
-    scheduled = req.first_scheduled
-    return RequestStats(
-        prompt_tokens=req.prompt_len,
-        cached_tokens=req.cached_tokens,
-        num_retractions=req.num_retractions,
-        queue_seconds=0.0 if scheduled is None else max(0.0, scheduled - req.message.arrival),
-    )
+    return RequestStats(req.prompt_len, req.cached_tokens, req.num_retractions)

@@ -109,6 +109,7 @@ class Scheduler:
         else:
             self.requests[req.rid] = req
             enqueue(self.waiting_queue, req)
+            logger.debug("request %s: waits with %d prompt tokens", req.rid, req.prompt_len)
 
     def _abort(self, rid: str, message: AbortReq) -> None:
         req = self.requests.get(rid)
@@ -266,6 +267,7 @@ class Scheduler:
             req.first_scheduled = now
             req.cached_tokens = req.extend_range.start
             self.stats.on_first_scheduled(now - req.message.arrival, req.prompt_len, req.cached_tokens)
+            logger.debug("request %s: starts in row %d with %d cached tokens", req.rid, req.row, req.cached_tokens)
         if req.extend_range.end == len(req.token_ids):
             req.move_to(ReqStatus.RUNNING)
             self.running_batch[req.row] = req

@@ -52,7 +52,7 @@ class ReqState:
         self.end = StrEnd(
             finish_reason=FINISH_ABORT(message, 500, "engine_failed"),
             completion_tokens=0,
-            stats=RequestStats(self.prompt_len, 0, 0, 0.0),
+            stats=RequestStats(self.prompt_len, 0, 0),
         )
 
     def take(self) -> Output:

@@ -216,6 +216,7 @@ class TokenizerManager(ServerStatus):
         return generation
 
     def _submit(self, call: Call, req: ReqState, request: GenerateReq) -> None:
+        logger.debug("request %s: sent with %d prompt tokens", req.rid, req.prompt_len)
         self._send(
             TokenizedGenerateReqInput(
                 rid=req.rid,

@@ -3,6 +3,8 @@
 Arrays are indexed by row; a row that nobody has is `FREE` in `generations`. Page tables are append-only.
 """
 
+import logging
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,9 @@ Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
+
+
+logger = logging.getLogger(__name__)
 
 
 class BatchError(RuntimeError):
@@ -98,6 +103,7 @@ class Rows:
         if problem:
             self.fail(row, problem)
             return
+        logger.debug("request %s: row %d, %d tokens", req.rid, row, len(input_ids))
         self.input_ids[row] = input_ids
         self.last_tokens[row] = input_ids[-1]
         self.end_token_ids[row] = [i for i in req.end_token_ids if 0 <= i < self.limits.vocab_size]

@@ -35,7 +35,7 @@ from tests.text.sample_tokenizers import (
     tokenizer_of,
 )
 
-STATS = RequestStats(7, 4, 2, 0.5)
+STATS = RequestStats(7, 4, 2)
 IM_END = 2
 
 
@@ -119,7 +119,7 @@ def test_after_a_text_end_nothing_of_the_request_is_heard_again() -> None:
     detokenizer = Detokenizer(smollm2())
     ids = ids_of("one two three four")
     done = detokenizer.handle(message([start_of(stop=("two",))], {"r": ids[:2]}, generation=1))
-    stats = RequestStats(prompt_tokens=7, cached_tokens=4, num_retractions=1, queue_seconds=0.0)
+    stats = RequestStats(prompt_tokens=7, cached_tokens=4, num_retractions=1)
     assert done.outputs[0].end == StrEnd(FINISH_MATCHED_STR("two"), 2, stats)
     assert detokenizer.num_open == 0
     late = detokenizer.handle(message(tokens={"r": ids[2:]}, ends=[end_of(4, FINISH_ABORT("late", 499, "x"))]))

@@ -79,7 +79,7 @@ def test_tokens_become_text_and_a_stop_string_is_told_to_the_scheduler(run_dir: 
                 cached_tokens=pack_int32([0, 0]),
                 num_tokens=pack_int32([2, 1]),
                 token_ids=pack_int32([*ids[0], *ids[1]]),
-                ends=[RequestEnd("b", FINISH_LENGTH(1), 1, RequestStats(7, 0, 0, 0.1))],
+                ends=[RequestEnd("b", FINISH_LENGTH(1), 1, RequestStats(7, 0, 0))],
             )
         )
         (message,) = receive(hub, from_detokenizer, 1)

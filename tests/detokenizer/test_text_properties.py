@@ -31,7 +31,7 @@ from tests.text.sample_tokenizers import (
     tokenizer_of,
 )
 
-STATS = RequestStats(7, 4, 1, 0.5)
+STATS = RequestStats(7, 4, 1)
 BYTES_JOIN = {
     "smollm2": smollm2(),
     "byte level": tokenizer_of(byte_level_backend()),

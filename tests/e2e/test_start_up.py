@@ -32,7 +32,7 @@ PLAN = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with serving("smollm2") as server:
+    with serving("smollm2", "--log-level", "debug") as server:
         yield server
 
 
@@ -86,6 +86,15 @@ def test_idle_processes_use_under_two_percent_of_a_core(server: ServerProcess) -
     time.sleep(3)
     used = {name: (cpu_seconds(pid) - before[name]) / 3 for name, pid in processes.items()}
     assert not {name: share for name, share in used.items() if share > 3 * 0.02}
+
+
+def test_a_request_id_goes_through_every_process_s_log(server: ServerProcess) -> None:
+    body = {"model": "smollm2", "prompt": "Hello", "max_tokens": 2}
+    response = server.post("/v1/completions", body, headers={"X-Request-Id": "find-me"})
+    assert response.headers["X-Request-Id"] == "find-me"
+    lines = [line for line in server.log.splitlines() if "find-me" in line]
+    processes = ("tokenizer_manager", "scheduler", "tp_worker.0", "detokenizer")
+    assert not [name for name in processes if not any(f" {name}: " in line for line in lines)]
 
 
 def cpu_seconds(pid: int) -> float:

@@ -195,7 +195,7 @@ def test_the_end_carries_what_usage_needs() -> None:
     harness.now += 2.5
     harness.run()
     stats = client.ends[0].stats
-    assert (stats.prompt_tokens, stats.cached_tokens, stats.num_retractions, stats.queue_seconds) == (13, 12, 0, 2.5)
+    assert (stats.prompt_tokens, stats.cached_tokens, stats.num_retractions) == (13, 12, 0)
     start = client.starts[0]
     assert unpack_int32(start.context_ids) == list(range(5, 13))
     assert start.prompt_len == 13

@@ -177,5 +177,5 @@ class EchoBackend:
     def _end(self, rid: str, reason: FinishReason) -> None:
         req = self._running.pop(rid, None)
         if req is not None:
-            stats = RequestStats(len(req.prompt), self.num_cached, 0, 0.001)
+            stats = RequestStats(len(req.prompt), self.num_cached, 0)
             self.receive(BatchStrOutput([self._output(req, StrEnd(reason, len(req.token_ids), stats))]))
