@@ -182,7 +182,6 @@ class ChildConfig(msgspec.Struct, frozen=True):
     instance_id: int
     args: ServerArgs
     shared_memory_fd: int = -1  # the ranks' collective buffers (memfd), -1 where unused
-    rendezvous: str = ""  # host:port of the ranks' process group where torch.distributed is used
 
 
 def flags() -> dict[str, tuple[type, Any, Flag]]:

@@ -8,6 +8,7 @@
     text     detokenizer -> tokenizer manager             BatchStrOutput
     end      detokenizer -> scheduler                     TextEnded
     status   scheduler -> tokenizer manager               LoadSnapshot, FlushCacheReqOutput
+             detokenizer -> tokenizer manager             DetokenizerHeartbeat
 
 Every link carries a closed tagged union (the last section); a frame that is not of it is dropped by the receiver.
 Integer columns travel as packed native int32 (`Int32s`): `pack_int32` and `unpack_int32`.
@@ -88,8 +89,6 @@ class SchedulerReady(Message, frozen=True):
 
 class DetokenizerReady(Message, frozen=True):
     """The detokenizer has loaded its tokenizer."""
-
-    vocab_size: int
 
 
 # ---- ask ------------------------------------------------------------------------------------------------------------
@@ -205,6 +204,7 @@ class StepAck(Message, frozen=True):
 
     rank: int
     step: int
+    dropped_frames_total: int = 0
 
 
 # ---- tokens ---------------------------------------------------------------------------------------------------------
@@ -221,7 +221,6 @@ class StreamStart(Part, frozen=True):
     min_new_tokens: int
     stop: tuple[str, ...]
     skip_special_tokens: bool
-    spaces_between_special_tokens: bool
     no_stop_trim: bool
 
 
@@ -315,6 +314,12 @@ class LoadSnapshot(Message, frozen=True):
     queue_seconds: list[float]
 
 
+class DetokenizerHeartbeat(Message, frozen=True):
+    """The detokenizer goes on; sent every second, whatever else it does."""
+
+    dropped_frames_total: int
+
+
 class FlushCacheReqOutput(Message, frozen=True):
     """Whether the cache was emptied, and why not."""
 
@@ -328,7 +333,7 @@ class FlushCacheReqOutput(Message, frozen=True):
 ToScheduler = TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput
 FromRank = LoadProgress | WorkerReady | BatchResult | StepAck
 FromScheduler = LoadProgress | SchedulerReady | LoadSnapshot | FlushCacheReqOutput
-FromDetokenizer = DetokenizerReady | BatchStrOutput
+FromDetokenizer = DetokenizerReady | BatchStrOutput | DetokenizerHeartbeat
 AnyMessage = ToScheduler | FromRank | FromScheduler | FromDetokenizer | ScheduleBatch | BatchTokenIDOutput | TextEnded
 
 MANAGER = "tokenizer_manager"

@@ -55,7 +55,7 @@ METRICS = (
     Metric("gauge", "max_total_num_tokens", "KV cache slots in all."),
     Metric("gauge", "token_usage", "Share of the KV cache that running requests hold, from 0 to 1."),
     Metric("gauge", "new_token_ratio", "Share of a request's output budget that admission reserves."),
-    Metric("counter", "steps_total", "Steps that the scheduler has planned."),
+    Metric("counter", "steps_total", "Steps whose results are back."),
     Metric("counter", "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
     Metric("counter", "prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
     Metric("counter", "prompt_tokens_total", "Prompt tokens of requests that ended."),

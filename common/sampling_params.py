@@ -29,7 +29,6 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
     no_stop_trim: bool = False
 
     @property
@@ -51,11 +50,11 @@ def check_sampling_params(params: SamplingParams, vocab_size: int) -> None:
     _check_range("temperature", params.temperature, 0.0, 2.0**20)
     _check_range("top_p", params.top_p, 0.0, 1.0, open_low=True)
     _check_range("min_p", params.min_p, 0.0, 1.0)
-    if params.top_k < -1 or params.top_k >= 2**31:
+    if params.top_k < -1:
         raise InvalidParam("top_k", f"top_k must be -1 (all tokens) or at least 1, not {params.top_k}")
-    if params.max_new_tokens is not None and not 0 < params.max_new_tokens < 2**31:
+    if params.max_new_tokens is not None and params.max_new_tokens < 1:
         raise InvalidParam("max_new_tokens", f"max_new_tokens must be at least 1, not {params.max_new_tokens}")
-    if not 0 <= params.min_new_tokens < 2**31:
+    if params.min_new_tokens < 0:
         raise InvalidParam("min_new_tokens", f"min_new_tokens must be at least 0, not {params.min_new_tokens}")
     if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
         raise InvalidParam(

@@ -10,6 +10,7 @@ from ..common.config import ChildConfig
 from ..common.messages import (
     BatchStrOutput,
     BatchTokenIDOutput,
+    DetokenizerHeartbeat,
     DetokenizerReady,
     detokenizer_to_manager,
     detokenizer_to_scheduler,
@@ -20,6 +21,7 @@ from ..common.tokenizer import load_tokenizer
 from .detokenizer import Detokenizer
 
 BACK_PRESSURE_SECONDS = 0.005
+HEARTBEAT_MS = 1000
 
 
 def run(config: ChildConfig) -> None:
@@ -30,7 +32,7 @@ def run(config: ChildConfig) -> None:
     to_scheduler = hub.open_sender(detokenizer_to_scheduler())
     try:
         tokenizer = load_tokenizer(find_model(config.args.model_path))
-        to_manager.send(DetokenizerReady(tokenizer.vocab_size))
+        to_manager.send(DetokenizerReady())
         gc.freeze()  # the vocabulary stays: collections need not walk it
         event_loop(hub, tokens, Detokenizer(tokenizer), to_manager, to_scheduler)
     finally:
@@ -41,8 +43,12 @@ def event_loop(
     hub: Hub, tokens: Receiver[BatchTokenIDOutput], detokenizer: Detokenizer, to_manager: Sender, to_scheduler: Sender
 ) -> NoReturn:
     """Wait, decode, send; while a reader is far behind, take nothing new."""
+    next_heartbeat = 0.0
     while True:
-        hub.wait()
+        hub.wait(HEARTBEAT_MS)
+        if time.monotonic() >= next_heartbeat:
+            to_manager.send(DetokenizerHeartbeat(hub.num_dropped))
+            next_heartbeat = time.monotonic() + HEARTBEAT_MS / 1000
         if hub.is_full:
             time.sleep(BACK_PRESSURE_SECONDS)
             continue

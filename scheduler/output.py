@@ -90,7 +90,6 @@ def _stream_start(message: TokenizedGenerateReqInput, prompt_len: int, context_i
         min_new_tokens=params.min_new_tokens,
         stop=params.stop,
         skip_special_tokens=params.skip_special_tokens,
-        spaces_between_special_tokens=params.spaces_between_special_tokens,
         no_stop_trim=params.no_stop_trim,
     )
 

@@ -41,6 +41,7 @@ class SchedulerProcess:
         self.scheduler = scheduler
         self.watchdog = Watchdog(args.tp_size, args.watchdog_timeout)
         self.snapshot_clock = SnapshotClock(time.monotonic())
+        self._dropped_by_rank: dict[int, int] = {}
         self._is_full = False
         self._is_checked = True  # the invariants, since the last time that anything ran
 
@@ -69,6 +70,7 @@ class SchedulerProcess:
                     self.send_output()
                 elif isinstance(answer, StepAck):
                     self.watchdog.on_ack(answer.rank, answer.step, now)
+                    self._dropped_by_rank[answer.rank] = answer.dropped_frames_total
 
     def plan(self, now: float) -> None:
         """Send steps until as many are in flight as may be; the same bytes go to every rank."""
@@ -101,5 +103,7 @@ class SchedulerProcess:
             self._is_checked = True
             for problem in broken_invariants(self.scheduler):
                 logger.error("broken invariant: %s", problem)
-        self.links.to_manager.send(self.scheduler.take_snapshot(self.hub.num_dropped))
+        self.links.to_manager.send(
+            self.scheduler.take_snapshot(self.hub.num_dropped + sum(self._dropped_by_rank.values()))
+        )
         self.snapshot_clock.on_sent(now)

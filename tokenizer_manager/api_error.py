@@ -67,10 +67,10 @@ def unsupported(param: str, message: str | None = None) -> APIError:
     return bad_request(message or f"{param} is not supported yet; leave it out", param, "unsupported_parameter")
 
 
-def context_exceeded(context_len: int, prompt_size: str) -> APIError:
+def context_exceeded(context_len: int, prompt_size: str, param: str) -> APIError:
     """400: the prompt leaves no room for output. `prompt_size` is "9000 tokens", or a bound."""
     message = f"The context is {context_len} tokens, prompt and output together; the prompt alone has {prompt_size}."
-    return bad_request(message, None, "context_length_exceeded")
+    return bad_request(message, param, "context_length_exceeded")
 
 
 def unavailable(message: str, code: str, *, close: bool = False) -> APIError:

@@ -37,11 +37,11 @@ class Children:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._pidfds: dict[str, int] = {}
 
-    def start(self, rendezvous: str) -> None:
+    def start(self) -> None:
         """Start every child; the ranks come first, since they take longest to be ready."""
         memory = os.memfd_create("millstream-tp") if self._args.tp_size > 1 else -1
         for rank in range(self._args.tp_size):
-            self._start(self._entries.tp_worker, worker_name(rank), rank, memory, rendezvous)
+            self._start(self._entries.tp_worker, worker_name(rank), rank, memory)
         self._start(self._entries.detokenizer, DETOKENIZER)
         self._start(self._entries.scheduler, SCHEDULER)
         if memory >= 0:
@@ -67,12 +67,7 @@ class Children:
             process.stdin.close()
         await asyncio.to_thread(self._reap, time.monotonic() + STOP_SECONDS)
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """Process name -> pid."""
-        return {name: process.pid for name, process in self._processes.items()}
-
-    def _start(self, entry: str, name: str, rank: int = 0, memory: int = -1, rendezvous: str = "") -> None:
+    def _start(self, entry: str, name: str, rank: int = 0, memory: int = -1) -> None:
         config = ChildConfig(
             name=name,
             rank=rank,
@@ -80,7 +75,6 @@ class Children:
             instance_id=self._instance_id,
             args=self._args,
             shared_memory_fd=memory,
-            rendezvous=rendezvous,
         )
         self._processes[name] = start_child(entry, config, pass_fds=(memory,) if memory >= 0 else ())
 

@@ -7,7 +7,7 @@ import msgspec
 
 from ..common.sampling_params import SamplingParams
 from .api_error import bad_request
-from .json_body import CacheSalt, Int32, Int64, Label, check_unsupported
+from .json_body import CacheSalt, Int64, Label, check_unsupported
 from .openai_protocol import checked, split_prompts, stop_strings
 
 MAX_BATCH = 4096
@@ -24,9 +24,11 @@ NEUTRAL_SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "ebnf": (),
     "structural_tag": (),
     "stop_regex": ([],),
+    "spaces_between_special_tokens": (True,),
     "custom_params": (),
 }
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "priority": (0,),
     "input_embeds": (),
     "image_data": ([],),
     "video_data": ([],),
@@ -54,7 +56,7 @@ class GenerateSamplingParams(msgspec.Struct, kw_only=True):
     stop_token_ids: list[Int64] | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    spaces_between_special_tokens: Any = None
     no_stop_trim: bool = False
     n: Any = None
     beam_width: Any = None
@@ -84,7 +86,6 @@ class GenerateSamplingParams(msgspec.Struct, kw_only=True):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             skip_special_tokens=self.skip_special_tokens,
-            spaces_between_special_tokens=self.spaces_between_special_tokens,
             no_stop_trim=self.no_stop_trim,
         )
         return checked(params, vocab_size, {}, at)
@@ -98,7 +99,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     sampling_params: GenerateSamplingParams | list[GenerateSamplingParams] | None = None
     rid: Label | list[Label] | None = None
     stream: bool | None = None
-    priority: Int32 | None = None
+    priority: Any = None
     cache_salt: CacheSalt | None = None
     input_embeds: Any = None
     image_data: Any = None

@@ -63,7 +63,6 @@ class GenerateRoutes:
                 input_ids=input_ids,
                 sampling_params=params[index],
                 label=labels[index],
-                priority=body.priority,
                 cache_salt=body.cache_salt,
             )
             for index, input_ids in enumerate(sequences)

@@ -12,17 +12,14 @@ import secrets
 import shutil
 import signal
 from collections.abc import Callable
-from typing import Any
 
 from ..common.channel import Hub, LostMessage, Receiver, Sender
 from ..common.config import ServerArgs
 from ..common.messages import (
     MANAGER,
-    DetokenizerReady,
     FromDetokenizer,
     FromScheduler,
     LoadProgress,
-    LoadSnapshot,
     SchedulerReady,
     ToScheduler,
     detokenizer_to_manager,
@@ -61,17 +58,13 @@ class Launcher:
         )
         self._children = Children(args, self._run_dir, instance_id, entries)
         self._bar = LoadingBar()
-        self._scheduler_ready: SchedulerReady | None = None
-        self._detokenizer_is_ready = False
-        self._last_heartbeat = self._loop.time()
         self._failure: asyncio.Future[None] = self._loop.create_future()
-        self._ready: asyncio.Future[SchedulerReady] = self._loop.create_future()
         self._flush_timer: asyncio.TimerHandle | None = None
 
-    def start(self, rendezvous: str) -> None:
+    def start(self) -> None:
         """Start the children and listen to them."""
         self._hub.watch(self._loop.add_reader, self._on_readable)
-        self._children.start(rendezvous)
+        self._children.start()
         self._children.watch(self.fail)
         self._on_readable()
 
@@ -85,24 +78,16 @@ class Launcher:
         """Whether the link to the scheduler takes no new request."""
         return self._to_scheduler.is_full
 
-    async def wait_until_ready(self) -> SchedulerReady:
-        """Wait for every process's Ready; raises ServerFailed if one fails first."""
-        waiting: set[asyncio.Future[Any]] = {self._ready, self._failure}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if self._failure.done():
-            self._failure.result()
-        return self._ready.result()
-
     async def wait_for_failure(self) -> None:
-        """Never returns; raises ServerFailed when a child dies or the scheduler goes silent."""
+        """Never returns; raises ServerFailed when a child dies or goes silent."""
         while True:
             await asyncio.wait([self._failure], timeout=HEARTBEAT_CHECK_SECONDS)
             if self._failure.done():
                 self._failure.result()
             self._manager.metrics.count_dropped_frames(MANAGER, self._hub.num_dropped)
-            silent = self._loop.time() - self._last_heartbeat
+            silent, name = self._manager.silent_seconds, self._manager.silent_process
             if silent > self._args.watchdog_timeout:
-                self.fail(f"the scheduler has been silent for {silent:.0f} s (--watchdog-timeout)")
+                self.fail(f"{name} has been silent for {silent:.0f} s (--watchdog-timeout)")
 
     def fail(self, cause: str) -> None:
         """Record the first cause for which the server must end, and tell every waiting client at once."""
@@ -132,26 +117,17 @@ class Launcher:
                     self._receive(message)
         except LostMessage as error:
             self.fail(str(error))
+        except Exception as error:
+            logger.exception("a message could not be handled")
+            self.fail(f"{MANAGER} failed: {type(error).__name__}: {error}")
 
     def _receive(self, message: FromScheduler | FromDetokenizer) -> None:
         self._manager.on_message(message)
         match message:
             case LoadProgress():
                 self._bar.update(message)
-            case LoadSnapshot():
-                self._last_heartbeat = self._loop.time()
             case SchedulerReady():
-                self._scheduler_ready = message
-                self._check_ready()
-            case DetokenizerReady():
-                self._detokenizer_is_ready = True
-                self._check_ready()
-
-    def _check_ready(self) -> None:
-        if self._scheduler_ready and self._detokenizer_is_ready and not self._ready.done():
-            self._bar.finish()
-            self._last_heartbeat = self._loop.time()
-            self._ready.set_result(self._scheduler_ready)
+                self._bar.finish()
 
     def _flush_later(self) -> None:
         if self._to_scheduler.num_pending and self._flush_timer is None:

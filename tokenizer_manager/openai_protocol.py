@@ -12,7 +12,7 @@ import msgspec
 from ..common.sampling_params import InvalidParam, SamplingParams, check_sampling_params
 from .api_error import bad_request
 from .chat_prompt import ChatMessage
-from .json_body import CacheSalt, Int32, Int64, Label, check_unsupported
+from .json_body import CacheSalt, Int64, Label, check_unsupported
 
 MAX_PROMPTS = 128
 COMPLETION_MAX_TOKENS = 16
@@ -29,6 +29,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "regex": (),
     "ebnf": (),
     "stop_regex": (),
+    "spaces_between_special_tokens": (True,),
+    "priority": (0,),
     "lora_path": (),
     "json_schema": (),
     "structural_tag": (),
@@ -81,12 +83,12 @@ class OpenAIBody(msgspec.Struct, kw_only=True):
     stop_token_ids: list[Int64] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
+    spaces_between_special_tokens: Any = None
     no_stop_trim: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     rid: Label | None = None
-    priority: Int32 | None = None
+    priority: Any = None
     cache_salt: CacheSalt | None = None
     n: Any = None
     best_of: Any = None
@@ -222,7 +224,6 @@ def _sampling_params(body: OpenAIBody, max_tokens: int | None, max_name: str, vo
         "seed": body.seed,
         "ignore_eos": body.ignore_eos,
         "skip_special_tokens": body.skip_special_tokens,
-        "spaces_between_special_tokens": body.spaces_between_special_tokens,
         "no_stop_trim": body.no_stop_trim,
     }
     params = SamplingParams(

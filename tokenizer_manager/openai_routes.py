@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from ..common.sampling_params import SamplingParams
-from .api_error import APIError, json_response
+from .api_error import json_response
 from .call import call_of
 from .chat_prompt import ChatRenderer, render_chat
 from .json_body import read_json
@@ -32,7 +32,7 @@ class OpenAIRoutes:
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         body = await read_json(request, CHAT)
-        self._check_model(body.model)
+        self._manager.check_model(body.model)
         body.check()
         params = body.sampling_params(self._manager.vocab_size)
         prompt = await render_chat(
@@ -54,7 +54,7 @@ class OpenAIRoutes:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
         body = await read_json(request, COMPLETION)
-        self._check_model(body.model)
+        self._manager.check_model(body.model)
         body.check()
         params = body.sampling_params(self._manager.vocab_size)
         input_ids = await self._manager.encoder.prompt_ids(
@@ -70,7 +70,7 @@ class OpenAIRoutes:
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}."""
         name = request.match_info["id"]
-        self._check_model(name)
+        self._manager.check_model(name)
         return json_response(self._card(name))
 
     async def _answer(
@@ -88,7 +88,6 @@ class OpenAIRoutes:
                 input_ids=input_ids,
                 sampling_params=params,
                 label=f"{call.label}-{index}" if call.label and len(sequences) > 1 else call.label,
-                priority=body.priority,
                 cache_salt=body.cache_salt,
             )
             for index, input_ids in enumerate(sequences)
@@ -100,12 +99,6 @@ class OpenAIRoutes:
                 return json_response(await answer.whole(generation))
             events = answer.events(generation, include_usage=body.include_usage)
             return await stream_events(request, self._manager.metrics, events)
-
-    def _check_model(self, name: str | None) -> None:
-        served = self._manager.served_model_names
-        if name is not None and name not in served:
-            message = f"The model {name[:100]!r} is not served here; served: {', '.join(served)}"
-            raise APIError(404, message, param="model", code="model_not_found")
 
     def _card(self, name: str) -> dict[str, Any]:
         model = self._manager.model

@@ -53,6 +53,8 @@ class PromptEncoder:
         sequences = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
         for ids in sequences:
             check_ids(ids, param, vocab_size)
+            if len(ids) >= context_len:
+                raise context_exceeded(context_len, f"{len(ids)} tokens", param)
         return sequences
 
     async def _check_text(self, text: str, param: str, context_len: int) -> None:
@@ -65,7 +67,7 @@ class PromptEncoder:
             self._longest_token = await asyncio.to_thread(self._find_longest_token)
         at_least = len(text) // self._longest_token
         if at_least >= context_len:
-            raise context_exceeded(context_len, f"at least {at_least} tokens")
+            raise context_exceeded(context_len, f"at least {at_least} tokens", param)
 
     def _find_longest_token(self) -> int:
         assert self.tokenizer.token_bytes is not None

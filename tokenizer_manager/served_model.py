@@ -1,6 +1,6 @@
 """The model that a command line asks for: found, checked, and described before anything is allocated."""
 
-import socket
+import secrets
 from pathlib import Path
 
 import msgspec
@@ -35,13 +35,6 @@ class ServedModel(msgspec.Struct, frozen=True):
     def kv_bytes_per_token(self) -> int:
         """Over all ranks together."""
         return _kv_bytes_per_token(self.args, self.config)
-
-    def rendezvous(self) -> str:
-        """Where the ranks' process group meets: a free port on loopback, or nothing for one rank."""
-        if self.args.tp_size == 1:
-            return ""
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            return f"127.0.0.1:{server.getsockname()[1]}"
 
     def plan(self, url: str) -> dict[str, str]:
         """The start-up plan, as name -> value."""
@@ -81,8 +74,11 @@ def _resolve(args: ServerArgs, config: ModelConfig) -> ServerArgs:
     if context > config.max_position_embeddings:
         raise ConfigError(f"--context-length {context} is more than the model's {config.max_position_embeddings}")
     device = args.device if args.device != "auto" else _find_device()
+    if device == "cuda" and args.tp_size > _num_gpus():
+        raise ConfigError(f"--device cuda with --tp-size {args.tp_size}: this machine has {_num_gpus()} NVIDIA GPUs")
     dtype = args.dtype if args.dtype != "auto" else _find_dtype(device)
-    args = msgspec.structs.replace(args, context_length=context, device=device, dtype=dtype)
+    seed = secrets.randbelow(2**31) if args.random_seed is None else args.random_seed
+    args = msgspec.structs.replace(args, context_length=context, device=device, dtype=dtype, random_seed=seed)
     return (
         msgspec.structs.replace(args, max_total_tokens=_plan_host_kv(args, config, context))
         if device == "cpu"
@@ -109,7 +105,11 @@ def _kv_bytes_per_token(args: ServerArgs, config: ModelConfig) -> int:
 
 
 def _find_device() -> str:
-    return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
+    return "cuda" if _num_gpus() else "cpu"
+
+
+def _num_gpus() -> int:
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _find_dtype(device: str) -> str:

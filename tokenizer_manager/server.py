@@ -94,11 +94,11 @@ class Server:
         return await self._drain()
 
     async def _start_up(self) -> None:
-        self._launcher.start(self._model.rendezvous())
+        self._launcher.start()
         tokenizer = await asyncio.to_thread(load_tokenizer, self._model.path)
         self._renderer.start(self._model.chat_templates or tokenizer.chat_templates, tokenizer.special_tokens)
         self._manager.set_tokenizer(tokenizer)
-        await self._launcher.wait_until_ready()
+        await first(self._manager.wait_until_ready(), self._launcher.wait_for_failure())
         print_ready(_url(self._listener), self._model.name)
 
     async def _drain(self) -> int:

@@ -5,13 +5,21 @@ import enum
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..common.messages import DetokenizerReady, LoadProgress, LoadSnapshot, SchedulerReady
+from ..common.messages import (
+    DETOKENIZER,
+    SCHEDULER,
+    DetokenizerHeartbeat,
+    DetokenizerReady,
+    LoadProgress,
+    LoadSnapshot,
+    SchedulerReady,
+)
 from ..common.tokenizer import Tokenizer
 from .api_error import unavailable
 from .metrics import Metrics
 from .prompt_encoder import PromptEncoder
 
-SILENCE_SECONDS = 30.0  # a scheduler that is not heard of for longer is not alive
+SILENCE_SECONDS = 30.0  # a process that is not heard of for longer is not alive
 
 
 class Status(enum.Enum):
@@ -39,7 +47,8 @@ class ServerStatus:
         self._is_full = is_full
         self._encoder: PromptEncoder | None = None
         self._detokenizer_ready = False
-        self._last_heard = 0.0
+        self._last_heard: dict[str, float] = {}  # of the processes that send heartbeats, once they are ready
+        self._started = asyncio.Event()
         self._loaded_bytes: dict[int, tuple[int, int]] = {}
         self._num_open = 0
         self._idle = asyncio.Event()
@@ -80,8 +89,17 @@ class ServerStatus:
 
     @property
     def silent_seconds(self) -> float:
-        """How long nothing has been heard of the scheduler; 0 while it starts."""
-        return self.clock() - self._last_heard if self.model is not None else 0.0
+        """How long nothing has been heard of the process that is silent longest; 0 before any is ready."""
+        return self.clock() - min(self._last_heard.values(), default=self.clock())
+
+    @property
+    def silent_process(self) -> str:
+        """The process that is silent longest."""
+        return min(self._last_heard, key=self._last_heard.__getitem__, default="")
+
+    async def wait_until_ready(self) -> None:
+        """Return once the server has taken work, or could."""
+        await self._started.wait()
 
     @property
     def is_alive(self) -> bool:
@@ -104,17 +122,23 @@ class ServerStatus:
         if self.status is not Status.FAILED:
             self.status = Status.DRAINING
 
-    def _on_status(self, message: LoadProgress | SchedulerReady | DetokenizerReady | LoadSnapshot) -> None:
+    def _on_status(
+        self, message: LoadProgress | SchedulerReady | DetokenizerReady | LoadSnapshot | DetokenizerHeartbeat
+    ) -> None:
         match message:
             case LoadProgress():
                 self._loaded_bytes[message.rank] = (message.loaded_bytes, message.total_bytes)
             case SchedulerReady():
-                self._last_heard = self.clock()
+                self._last_heard[SCHEDULER] = self.clock()
                 self.model = message
             case DetokenizerReady():
+                self._last_heard[DETOKENIZER] = self.clock()
                 self._detokenizer_ready = True
+            case DetokenizerHeartbeat():
+                self._last_heard[DETOKENIZER] = self.clock()
+                self.metrics.count_dropped_frames(DETOKENIZER, message.dropped_frames_total)
             case LoadSnapshot():
-                self._last_heard = self.clock()
+                self._last_heard[SCHEDULER] = self.clock()
                 self.load = message
                 self.metrics.on_load(message)
         self._check_started()
@@ -123,6 +147,7 @@ class ServerStatus:
         parts = (self.model, self._encoder, self._detokenizer_ready or None)
         if self.status is Status.STARTING and None not in parts:
             self.status = Status.READY
+            self._started.set()
 
     # ---- open calls -------------------------------------------------------------------------------------------------
 

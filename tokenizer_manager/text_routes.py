@@ -49,6 +49,7 @@ class TextRoutes:
     async def tokenize(self, request: web.Request) -> web.Response:
         """POST /tokenize."""
         body = await read_json(request, TOKENIZE)
+        self._manager.check_model(body.model)
         given = await self._text(body)
         texts = [given] if isinstance(given, str) else given
         if len(texts) > MAX_TEXTS:
@@ -68,6 +69,7 @@ class TextRoutes:
     async def detokenize(self, request: web.Request) -> web.Response:
         """POST /detokenize; the text stands under SGLang's name and under vLLM's."""
         body = await read_json(request, DETOKENIZE)
+        self._manager.check_model(body.model)
         single = not body.tokens or isinstance(body.tokens[0], int)
         sequences: list[Any] = split_prompts(body.tokens, "tokens", MAX_TEXTS) if body.tokens else [[]]
         for ids in sequences:

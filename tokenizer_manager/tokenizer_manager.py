@@ -30,7 +30,7 @@ from ..common.messages import (
 )
 from ..common.sampling_params import MAX_SEED, SamplingParams
 from .accounting import count_end, observe_output
-from .api_error import bad_request, context_exceeded, unavailable
+from .api_error import APIError, bad_request, unavailable
 from .call import Call
 from .metrics import Metrics
 from .req_state import Generation, ReqState
@@ -47,7 +47,6 @@ class GenerateReq(msgspec.Struct, kw_only=True):
     input_ids: list[int]
     sampling_params: SamplingParams
     label: str | None = None
-    priority: int | None = None
     cache_salt: str | None = None
 
 
@@ -147,13 +146,10 @@ class TokenizerManager(ServerStatus):
         """Send the requests of one HTTP call; leaving the context aborts those that have not ended.
 
         A rid is the client's label, the call's unique id, and the index in a batch, so that any of these finds the
-        request in every process's log. Raises APIError if one of them can not be served; then none is sent.
+        request in every process's log. Raises APIError while no work is taken.
         """
         if self.status is not Status.DRAINING:  # what was accepted before draining began is served
             self.check_accepting()
-        for request in requests:
-            if len(request.input_ids) >= self.context_len:
-                raise context_exceeded(self.context_len, f"{len(request.input_ids)} tokens")
         reqs = [self._new_req(call, index, request, len(requests), stream) for index, request in enumerate(requests)]
         generation = self._register(call, reqs)
         try:
@@ -162,6 +158,12 @@ class TokenizerManager(ServerStatus):
             yield generation
         finally:
             self._abandon(generation)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise the 404 that names the served models, unless this is one of them or none is named."""
+        if name is not None and name not in self.served_model_names:
+            message = f"The model {name[:100]!r} is not served here; served: {', '.join(self.served_model_names)}"
+            raise APIError(404, message, param="model", code="model_not_found")
 
     def abort(self, name: str) -> int:
         """End what has this name (a label, a rid, a response's id); returns how many requests were in flight."""
@@ -227,7 +229,6 @@ class TokenizerManager(ServerStatus):
                 eos_token_ids=self.encoder.tokenizer.eos_token_ids,
                 stream=req.stream,
                 traceparent=call.traceparent,
-                priority=request.priority,
                 cache_salt=request.cache_salt,
             )
         )

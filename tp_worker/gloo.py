@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,15 +14,15 @@ dist: Any = torch.distributed  # its bindings carry no types
 
 
 class GlooCommunicator(Communicator):
-    """Rank 0 listens at `rendezvous` ("host:port"); `timeout` in seconds bounds every wait for a peer."""
+    """The ranks find each other through `store_file`, and talk on loopback. `timeout` (s) bounds every wait for a peer."""
 
-    def __init__(self, rank: int, size: int, rendezvous: str, *, timeout: float = 300.0) -> None:
+    def __init__(self, rank: int, size: int, store_file: Path, *, timeout: float = 300.0) -> None:
         super().__init__(rank, size)
-        host, port = rendezvous.rsplit(":", 1)
         limit = timedelta(seconds=timeout)
-        store = dist.TCPStore(host, int(port), size, is_master=rank == 0, timeout=limit)
+        store = dist.FileStore(str(store_file), size)
+        store.set_timeout(limit)
         options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = limit
         self._group = dist.ProcessGroupGloo(store, rank, size, options)
 

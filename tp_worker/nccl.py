@@ -2,21 +2,25 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from .communicator import Communicator, gathered_shapes
 
+dist: Any = torch.distributed  # its bindings carry no types
+
 
 class NcclCommunicator(Communicator):
-    """Rank 0 listens at `rendezvous` ("host:port"); collectives run on the device's current stream."""
+    """The ranks find each other through `store_file`; collectives run on the device's current stream."""
 
-    def __init__(self, rank: int, size: int, rendezvous: str, device: torch.device, *, timeout: float = 300.0) -> None:
+    def __init__(self, rank: int, size: int, store_file: Path, device: torch.device, *, timeout: float = 300.0) -> None:
         super().__init__(rank, size)
         dist.init_process_group(
             "nccl",
-            init_method=f"tcp://{rendezvous}",
+            store=dist.FileStore(str(store_file), size),
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout),

@@ -36,7 +36,7 @@ def run_batches(hub: Hub, batches: Receiver[ScheduleBatch], to_scheduler: Sender
             result = worker.run_step(batch)
             if result is not None:
                 to_scheduler.send(result)
-            to_scheduler.send(StepAck(rank, batch.step))
+            to_scheduler.send(StepAck(rank, batch.step, hub.num_dropped))
         if hub.is_full:
             raise RuntimeError(f"the scheduler takes no results: {hub.num_pending} messages are waiting")
 

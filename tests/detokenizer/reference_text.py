@@ -36,7 +36,6 @@ def start_of(
         min_new_tokens=min_new_tokens,
         stop=stop,
         skip_special_tokens=skip_special_tokens,
-        spaces_between_special_tokens=True,
         no_stop_trim=no_stop_trim,
     )
 

@@ -126,6 +126,17 @@ def test_a_rank_killed_under_load_takes_the_other_rank_with_it() -> None:
         check_failed_because_of(server, "tp_worker.1")
 
 
+@pytest.mark.parametrize("name", CHILDREN)
+def test_a_child_that_hangs_ends_the_server_after_the_watchdog_s_time(name: str) -> None:
+    with serving("smollm2", "--watchdog-timeout", "2", program=FAKE_WORKER) as server:
+        clients = start_load(server)
+        server.child(name).send_signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        check_clients_failed(clients, stopped_at + 2)
+        assert server.wait() == 1
+        assert name.replace("tp_worker.0", "rank 0 has not") in server.last_line
+
+
 @pytest.mark.parametrize("phase", ["starting", "idle", "under load"])
 def test_when_the_main_process_is_killed_nothing_is_left(phase: str) -> None:
     server = ServerProcess("smollm2", program=FAKE_WORKER)

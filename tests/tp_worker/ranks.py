@@ -1,10 +1,11 @@
 """Runs a function in several processes that are each other's tensor-parallel ranks."""
 
 import os
-import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,8 +40,8 @@ def run_ranks(size: int, function: Callable[[int], Any]) -> list[Any]:
 def communicators(kind: str, size: int, **options: Any) -> MakeCommunicator:
     """What makes each rank's communicator after the fork: "shared memory" or "gloo"."""
     if kind == "gloo":
-        address = f"127.0.0.1:{free_port()}"
-        return lambda rank: GlooCommunicator(rank, size, address, timeout=30.0)
+        store_file = Path(tempfile.mkdtemp()) / "ranks"
+        return lambda rank: GlooCommunicator(rank, size, store_file, timeout=30.0)
     collectives.native_library()  # built once, before the fork
     descriptor = os.memfd_create("test")
 
@@ -48,13 +49,6 @@ def communicators(kind: str, size: int, **options: Any) -> MakeCommunicator:
         return SharedMemoryCommunicator(rank, size, descriptor, **{"timeout": 30.0, **options})
 
     return make
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _run_rank(rank: int, function: Callable[[int], Any], writer: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from millstream.common.sampling_params import SamplingParams
 from millstream.tp_worker.worker import Worker
 from tests.tp_worker.driver import GREEDY, Driver, load_tiny_worker, read, tiny_args
-from tests.tp_worker.ranks import free_port, run_ranks
+from tests.tp_worker.ranks import run_ranks
 
 SEEDED = SamplingParams(temperature=0.8, top_k=50, seed=99)
 PROMPTS = {0: list(range(20, 57)), 1: [7, 8, 9], 2: [299] * 9}
@@ -38,12 +38,12 @@ def scenario(worker: Worker) -> list[Any]:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", ["shared memory", "gloo"])
-def test_ranks_together_give_the_tokens_of_one(kind: str, size: int, tiny_model: Path) -> None:
+def test_ranks_together_give_the_tokens_of_one(kind: str, size: int, tiny_model: Path, tmp_path: Path) -> None:
     expected = msgspec.msgpack.decode(msgspec.msgpack.encode(scenario(load_tiny_worker(tiny_args(tiny_model)))))
-    memory, rendezvous = os.memfd_create("test"), f"127.0.0.1:{free_port()}"
+    memory = os.memfd_create("test")
     args = tiny_args(tiny_model, tp_size=size, disable_custom_all_reduce=kind == "gloo", watchdog_timeout=30.0)
     try:
-        ranks = run_ranks(size, lambda rank: scenario(load_tiny_worker(args, rank, memory, rendezvous)))
+        ranks = run_ranks(size, lambda rank: scenario(load_tiny_worker(args, rank, memory, str(tmp_path))))
     finally:
         os.close(memory)
     assert ranks[0] == expected
