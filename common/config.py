@@ -104,7 +104,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: Annotated[
         float, flag("serving", "seconds that running requests get to finish after SIGTERM", metavar="SECONDS", low=0)
     ] = 30.0
-    max_body_bytes: Annotated[int, flag("serving", "largest request body", metavar="BYTES", low=1024)] = 16 * 2**20
+    max_body_bytes: Annotated[int, flag("serving", "largest request body", metavar="BYTES", low=1024)] = 4 * 2**20
     log_level: Annotated[str, flag("serving", "how much to log", choices=("debug", "info", "warning", "error"))] = (
         "info"
     )
@@ -117,14 +117,14 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
         int,
         flag(
             "scheduling",
-            "most prompt tokens computed in one step; -1 switches chunking off",
+            "most prompt tokens computed in one step, at least a page; -1 switches chunking off",
             "--max-num-batched-tokens",
             metavar="TOKENS",
             low=-1,
         ),
     ] = 512
     max_prefill_tokens: Annotated[
-        int, flag("scheduling", "most prompt tokens admitted in one step", metavar="TOKENS", low=1)
+        int, flag("scheduling", "most prompt tokens admitted in one step, at least a page", metavar="TOKENS", low=1)
     ] = 16384
     schedule_policy: Annotated[str, flag("scheduling", "order of the waiting queue", choices=("fcfs",))] = "fcfs"
     schedule_conservativeness: Annotated[
@@ -136,7 +136,10 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     watchdog_timeout: Annotated[
         float,
         flag(
-            "scheduling", "seconds after which a step that has not returned ends the server", metavar="SECONDS", low=1
+            "scheduling",
+            "seconds after which a step that has not returned, or a silent process, ends the server",
+            metavar="SECONDS",
+            low=1,
         ),
     ] = 300.0
 

@@ -1,18 +1,22 @@
 """The order in which waiting requests are considered."""
 
 import bisect
+from collections.abc import Callable, Mapping
 
 from .req import Req
 
 
-def enqueue(waiting_queue: list[Req], req: Req) -> None:
-    """Put a request in its place in an fcfs queue: by arrival, so a retracted one is ahead of those that came later."""
-    insort = bisect.insort_left if req.num_retractions else bisect.insort_right
-    insort(waiting_queue, req, key=_arrival)
-
-
 def _arrival(req: Req) -> float:
     return req.message.arrival
+
+
+POLICIES: Mapping[str, Callable[[Req], float]] = {"fcfs": _arrival}  # --schedule-policy -> what the queue is sorted by
+
+
+def enqueue(waiting_queue: list[Req], req: Req, policy: str) -> None:
+    """Put a request in its place in the queue; a retracted one goes ahead of its equals."""
+    insort = bisect.insort_left if req.num_retractions else bisect.insort_right
+    insort(waiting_queue, req, key=POLICIES[policy])
 
 
 def retraction_order(reqs: list[Req], max_retractions: int) -> list[Req]:

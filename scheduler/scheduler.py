@@ -48,6 +48,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int
     chunked_prefill_size: int = 512  # -1: no chunking
     max_prefill_tokens: int = 16384
+    schedule_policy: str = "fcfs"
     schedule_conservativeness: float = 1.0
     disable_overlap_schedule: bool = False
     disable_radix_cache: bool = False
@@ -108,7 +109,7 @@ class Scheduler:
             self._output.add_refusal(message, abort_reason("The request could not be admitted.", 500))
         else:
             self.requests[req.rid] = req
-            enqueue(self.waiting_queue, req)
+            enqueue(self.waiting_queue, req, self.config.schedule_policy)
             logger.debug("request %s: waits with %d prompt tokens", req.rid, req.prompt_len)
 
     def _abort(self, rid: str, message: AbortReq) -> None:
@@ -310,7 +311,7 @@ class Scheduler:
         self._free(req)
         req.reset_for_retract()
         req.move_to(ReqStatus.RETRACTED)
-        enqueue(self.waiting_queue, req)
+        enqueue(self.waiting_queue, req, self.config.schedule_policy)
         self.stats.num_retractions += 1
 
     def _end(self, req: Req, reason: FinishReason | None) -> None:

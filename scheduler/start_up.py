@@ -78,6 +78,7 @@ def scheduler_config(args: ServerArgs, workers: list[WorkerReady]) -> SchedulerC
         max_running_requests=min(args.max_running_requests, *(worker.max_running_requests for worker in workers)),
         chunked_prefill_size=args.chunked_prefill_size,
         max_prefill_tokens=args.max_prefill_tokens,
+        schedule_policy=args.schedule_policy,
         schedule_conservativeness=args.schedule_conservativeness,
         disable_overlap_schedule=args.disable_overlap_schedule,
         disable_radix_cache=args.disable_radix_cache,

@@ -27,7 +27,7 @@ def build_app(
     renderer: ChatRenderer | None,
     *,
     info: Mapping[str, Any] | None = None,
-    max_body_bytes: int = 16 * 2**20,
+    max_body_bytes: int,
 ) -> web.Application:
     """The application over a manager. `renderer` is None without chat; `info` is shown by /server_info."""
     routes = all_routes(

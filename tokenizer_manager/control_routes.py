@@ -32,7 +32,9 @@ class ControlRoutes:
     async def livez(self, request: web.Request) -> web.Response:
         """GET /livez: 200 unless the server has failed or its scheduler has fallen silent."""
         if not self._manager.is_alive:
-            raise unavailable(self._manager.failure or f"{self._manager.silent_process} has fallen silent.", "not_alive")
+            raise unavailable(
+                self._manager.failure or f"{self._manager.silent_process} has fallen silent.", "not_alive"
+            )
         return json_response(self._state())
 
     async def readyz(self, request: web.Request) -> web.Response:
