@@ -71,20 +71,9 @@ class Tokenizer:
         skipped = self.special_token_ids if skip_special_tokens else ()
         return b"".join([self.token_bytes[token_id] for token_id in ids if token_id not in skipped])
 
-    def id_to_token(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it."""
-        return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
-
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it."""
         return self._backend.token_to_id(token)
-
-    def check_ids(self, ids: Iterable[int], vocab_size: int | None = None) -> None:
-        """TokenizerError naming the first id outside the vocabulary (of the model, where its size is given)."""
-        size = self.vocab_size if vocab_size is None else vocab_size
-        for position, token_id in enumerate(ids):
-            if not 0 <= token_id < size:
-                raise TokenizerError(f"token id {token_id} at position {position} is not in the vocabulary of {size}")
 
 
 def _check_encodable(texts: Sequence[str]) -> None:
