@@ -53,7 +53,7 @@ def query(address: str, expression: str) -> float | None:
     """The sum of an instant query, or None while there is none."""
     try:
         reply = requests.get(f"http://{address}/api/v1/query", params={"query": f"sum({expression})"}, timeout=5).json()
-    except requests.ConnectionError:
+    except (requests.ConnectionError, requests.JSONDecodeError):  # it is starting
         return None
     values = [float(series["value"][1]) for series in reply.get("data", {}).get("result", [])]
     return values[0] if values else None
