@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import signal
 import sys
 
 from . import __version__
@@ -40,8 +41,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"millstream: unknown command {argv[0]!r}{hint}\n{usage()}", file=sys.stderr)
         return 2
     module_name, function_name = COMMANDS[argv[0]][0].split(":")
-    command = getattr(importlib.import_module(module_name), function_name)
-    return int(command(argv[1:]))
+    try:
+        command = getattr(importlib.import_module(module_name), function_name)
+        return int(command(argv[1:]))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

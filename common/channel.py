@@ -116,7 +116,8 @@ class Receiver(Generic[M]):
 
     def _drop(self, why: str) -> None:
         self.num_dropped += 1
-        logger.warning("link %s: dropped a frame: %s", self.link.name, why)
+        if self.num_dropped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...
+            logger.warning("link %s: dropped frame number %d: %s", self.link.name, self.num_dropped, why)
 
 
 class Hub:

@@ -216,6 +216,8 @@ def check_args(args: ServerArgs) -> ServerArgs:
                 f"at least {declared.low:g}" if declared.high is None else f"from {declared.low:g} to {declared.high:g}"
             )
             raise ConfigError(f"{flag_name(name)} must be {limit}, not {value}")
+    if args.served_model_name == "":
+        raise ConfigError("--served-model-name must not be empty")
     if args.page_size & (args.page_size - 1):
         raise ConfigError(f"--page-size must be a power of two, not {args.page_size}")
     if args.chunked_prefill_size == 0:

@@ -68,7 +68,10 @@ def main(argv: list[str]) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     config = msgspec.msgpack.decode(_read_config(), type=ChildConfig)
     run_dir = Path(config.run_dir)
-    lock = hold_run_dir(run_dir)
+    try:
+        lock = hold_run_dir(run_dir)
+    except FileNotFoundError:  # the server has ended meanwhile
+        os._exit(EXIT_PARENT_DIED)
     leave = _leave_on_parent_death(parent, run_dir, lock)
     set_up_logging(config.args.log_level, name)
     try:

@@ -86,7 +86,9 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="millstream bench", allow_abbrev=False)
-    serve = parser.add_subparsers(required=True).add_parser("serve", allow_abbrev=False, help=main.__doc__)
+    serve = parser.add_subparsers(required=True).add_parser(
+        "serve", allow_abbrev=False, help="drive a running server and print times"
+    )
     serve.add_argument("--base-url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
     serve.add_argument("--model", help="model name (default: the first that the server lists)")
     serve.add_argument("--num-prompts", type=_positive, default=64, help="requests to send (default: %(default)s)")

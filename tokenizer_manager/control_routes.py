@@ -8,8 +8,8 @@ import msgspec
 from aiohttp import web
 
 from .. import __version__
-from ..common.finish_reason import FINISH_ABORT
 from ..common.sampling_params import SamplingParams
+from .accounting import outcome
 from .api_error import bad_request, json_response, unavailable
 from .call import call_of
 from .generate_protocol import AbortBody
@@ -58,7 +58,7 @@ class ControlRoutes:
         except TimeoutError:
             raise unavailable(f"No token came within {PROBE_SECONDS:g} s.", "not_alive") from None
         end = generation.reqs[0].end
-        if end is None or isinstance(end.finish_reason, FINISH_ABORT):
+        if end is None or outcome(end) == "error":  # an abort came through every process, too
             raise unavailable("The request for one token failed.", "not_alive")
         return json_response(self._state())
 

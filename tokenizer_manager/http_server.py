@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import LineTooLong, PayloadEncodingError
 from aiohttp.web_protocol import RequestHandler
 
 from .api_error import APIError, http_error, internal_error
@@ -98,6 +98,11 @@ class _Connection(RequestHandler):
         response = error.response()
         response.force_close()
         return response
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """A body that a client sent broken has had its 400, and is no fault of ours."""
+        if not isinstance(kw.get("exc_info"), PayloadEncodingError):
+            super().log_exception(*args, **kw)
 
     @property
     def _is_between_requests(self) -> bool:

@@ -140,10 +140,10 @@ class Launcher:
 
 
 def on_signals(handler: Callable[[signal.Signals], None]) -> contextlib.ExitStack:
-    """Call the handler for SIGTERM and SIGINT; leaving the stack restores the default."""
+    """Call the handler for SIGTERM, SIGINT and SIGHUP; leaving the stack restores the default."""
     loop = asyncio.get_running_loop()
     stack = contextlib.ExitStack()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, handler, number)
         stack.callback(loop.remove_signal_handler, number)
     return stack

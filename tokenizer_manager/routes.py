@@ -58,7 +58,7 @@ def index_handler(model: str, routes: Sequence[Route]) -> Handler:
     lines = "\n".join(f"{route.method:4} {route.path.replace(':.+', ''):22} {route.summary}" for route in routes)
 
     async def index(request: web.Request) -> web.Response:
-        url = f"{request.scheme}://{request.host}"
+        url = f"{request.scheme}://{request.host.encode('ascii', 'replace').decode()}"
         return web.Response(text=INDEX.format(model=model, routes=lines, url=url))
 
     return index

@@ -87,13 +87,18 @@ def _resolve(args: ServerArgs, config: ModelConfig) -> ServerArgs:
 
 
 def _plan_host_kv(args: ServerArgs, config: ModelConfig, context_len: int) -> int:
+    available_bytes, kv_bytes_per_token = available_host_memory(), _kv_bytes_per_token(args, config)
+    asked_bytes = (args.max_total_tokens or 0) * kv_bytes_per_token
+    if asked_bytes > available_bytes:
+        sizes = f"{asked_bytes / 1e6:,.0f} MB, and {available_bytes / 1e6:,.0f} MB are free"
+        raise ConfigError(f"--max-total-tokens {args.max_total_tokens} takes {sizes}")
     num_pages = plan_kv_pages(
         args,
         device="cpu",
-        kv_bytes_per_token=_kv_bytes_per_token(args, config),
+        kv_bytes_per_token=kv_bytes_per_token,
         weight_bytes=config.num_parameters * ELEMENT_BYTES[args.dtype],
         context_len=context_len,
-        available_bytes=available_host_memory(),
+        available_bytes=available_bytes,
     )
     return num_pages * args.page_size
 

@@ -103,7 +103,12 @@ class Server:
 
     async def _drain(self) -> int:
         self._manager.start_draining()
-        logger.info("draining: %d requests are running", self._manager.num_inflight)
+        if self._manager.num_inflight:
+            logger.info(
+                "draining for up to %g s (requests running: %d); a second signal ends at once",
+                self._args.drain_timeout,
+                self._manager.num_inflight,
+            )
         idle, again = self._manager.wait_idle(), self._signals.get()
         ended = await first(idle, again, self._launcher.wait_for_failure(), timeout=self._args.drain_timeout)
         if ended == 0:

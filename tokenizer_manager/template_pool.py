@@ -200,13 +200,19 @@ class TemplateChild:
             logger.warning("process %d does not end", self._process.pid)
 
 
+def _is_plain(value: object) -> bool:
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return value is None or isinstance(value, str | float)
+
+
 def check_template_kwargs(kwargs: Mapping[str, Any], special_tokens: Mapping[str, str]) -> dict[str, Any]:
     """`chat_template_kwargs` is plain data under names of its own; TemplateError names the entry that is not."""
     for name, value in kwargs.items():
         if not name.isidentifier() or name.startswith("_") or name in RESERVED_NAMES or name in special_tokens:
             raise TemplateError(f"chat_template_kwargs must not set {name[:100]!r}", "chat_template_kwargs")
         values = value if isinstance(value, list) else [value]
-        if not all(item is None or isinstance(item, str | int | float | bool) for item in values):
+        if not all(map(_is_plain, values)):
             raise TemplateError(
                 f"chat_template_kwargs: {name[:100]!r} must be a plain value or a list of plain values",
                 "chat_template_kwargs",

@@ -108,12 +108,15 @@ def test_a_taken_port_is_one_line_within_a_second() -> None:
         port = taken.getsockname()[1]
         start = time.monotonic()
         server = ServerProcess("smollm2", "--port", str(port))
-        assert server.process.wait(10) == 2
-        assert time.monotonic() - start < 3 * 1.0
-        assert server.log.splitlines() == [
-            f"millstream: error: port {port} on 127.0.0.1 is taken; choose another with --port"
-        ]
-        server.check_nothing_left()
+        try:
+            assert server.process.wait(10) == 2
+            assert time.monotonic() - start < 3 * 1.0
+            assert server.log.splitlines() == [
+                f"millstream: error: port {port} on 127.0.0.1 is taken; choose another with --port"
+            ]
+            server.check_nothing_left()
+        finally:
+            server.kill()
 
 
 @pytest.mark.parametrize(
@@ -121,14 +124,20 @@ def test_a_taken_port_is_one_line_within_a_second() -> None:
     [
         (("/nowhere",), "--model-path /nowhere: no such directory"),
         (("smollm2", "--tp-size", "4"), "--tp-size"),
+        (("smollm2", "--max-total-tokens", "99999999999999"), "--max-total-tokens"),
+        (("smollm2", "--served-model-name", ""), "--served-model-name"),
+        (("smollm2", "--device", "cuda", "--tp-size", "9"), "--device cuda"),
         (("smollm2", "--context-length", "99999"), "--context-length"),
         (("smollm2", "--chat-template", "/nowhere.jinja"), "--chat-template"),
     ],
 )
 def test_what_the_user_must_change_is_one_line_with_exit_code_2(args: tuple[str, ...], message: str) -> None:
     server = ServerProcess(*args)
-    assert server.process.wait(20) == 2
-    assert server.last_line.startswith("millstream: error: ")
-    assert message in server.last_line
-    assert "Traceback" not in server.log
-    server.check_nothing_left()
+    try:
+        assert server.process.wait(20) == 2
+        assert server.last_line.startswith("millstream: error: ")
+        assert message in server.last_line
+        assert "Traceback" not in server.log
+        server.check_nothing_left()
+    finally:
+        server.kill()

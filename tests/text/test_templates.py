@@ -242,6 +242,8 @@ def test_chats_wait_their_turn_and_a_client_that_leaves_takes_nobody_elses_answe
         {"not a name": 1},
         {"x": {"deep": 1}},
         {"x": [[1]]},
+        {"x": 10**30},
+        {"x": [2**63]},
     ],
 )
 def test_template_kwargs_are_plain_data_under_names_of_their_own(kwargs: dict[str, Any]) -> None:

@@ -46,6 +46,7 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
     ({"messages": HELLO, "continue_final_message": True}, "continue_final_message"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"spaces_between_special_tokens": 0}, "spaces_between_special_tokens"),
     ({"chat_template_kwargs": {"forbidden": 1}}, "chat_template_kwargs"),
 ]
 

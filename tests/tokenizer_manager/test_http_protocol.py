@@ -57,6 +57,11 @@ def test_what_is_not_http_gets_a_json_400_and_is_closed(
     assert error_of(talk(shared_server, data)) == (status, code)
 
 
+def test_a_host_that_is_no_text_gets_the_index_page(shared_server: LiveServer) -> None:
+    answer = talk(shared_server, b"GET / HTTP/1.1\r\nHost: a\xff\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
 def test_a_thousand_headers_are_refused(shared_server: LiveServer) -> None:
     headers = b"".join(b"X-%d: secret\r\n" % number for number in range(1000))
     status, _ = error_of(talk(shared_server, b"GET / HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n"))
