@@ -57,7 +57,7 @@ class Launcher:
             detokenizer_to_manager(), FromDetokenizer
         )
         self._children = Children(args, self._run_dir, instance_id, entries)
-        self._bar = LoadingBar()
+        self._bar = LoadingBar(args.tp_size)
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._flush_timer: asyncio.TimerHandle | None = None
 

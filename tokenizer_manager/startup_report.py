@@ -20,15 +20,18 @@ def print_plan(plan: dict[str, str]) -> None:
 class LoadingBar:
     """One bar for all ranks on a terminal; a plain line at every quarter elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
         self._ranks: dict[int, LoadProgress] = {}
         self._redraws = wants_progress_bar()
         self._next_plain = PLAIN_STEP
         self._done = False
 
     def update(self, progress: LoadProgress) -> None:
-        """Show one rank's progress in the total of all ranks heard of so far."""
+        """Take one rank's progress; shown once every rank has told how much it loads."""
         self._ranks[progress.rank] = progress
+        if len(self._ranks) < self._num_ranks:
+            return
         loaded = sum(rank.loaded_bytes for rank in self._ranks.values())
         total = sum(rank.total_bytes for rank in self._ranks.values())
         share = min(loaded / total, 1.0) if total else 1.0

@@ -36,6 +36,8 @@ def test_greedy_tokens_are_hugging_faces(tp_size: int) -> None:
 def test_gloo_between_ranks_gives_the_same_tokens() -> None:
     with serving("smollm2", "--tp-size", "2", "--disable-custom-all-reduce") as server:
         check(server, REFERENCES[:8], BF16_GAP)
+        connections = [each for child in server.remember_processes().values() for each in child.net_connections("inet")]
+        assert {each.laddr.ip for each in connections if each.status == "LISTEN"} <= {"127.0.0.1"}
 
 
 def test_tokens_are_the_same_with_the_cache_cold_and_warm() -> None:
