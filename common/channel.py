@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 
-from .messages import AnyMessage, Link
+from .links import AnyMessage, Link
 
 HEADER = struct.Struct("<QQ")
 MAX_PENDING = 4096

@@ -69,9 +69,26 @@ def _argument(kind: type, default: Any, declared: Flag) -> dict[str, Any]:
         return {"action": "store_true", "help": text}
     if default not in (None, msgspec.NODEFAULT) and "default" not in text:
         text += f" (default: {default})"
-    argument: dict[str, Any] = {"type": kind, "help": text}
+    argument: dict[str, Any] = {"type": _number_or_word(kind, declared.words), "help": text}
     if declared.choices:
         argument["choices"] = declared.choices
     else:
         argument["metavar"] = declared.metavar or kind.__name__.upper()
     return argument
+
+
+def _number_or_word(kind: type, words: dict[str, int]) -> Any:
+    """What turns the text of a flag into its value. Where words stand for numbers, their numbers are not taken."""
+    if not words:
+        return kind
+
+    def convert(text: str) -> Any:
+        if text in words:
+            return words[text]
+        number = kind(text)
+        if number in words.values():
+            raise ValueError(text)
+        return number
+
+    convert.__name__ = f"{kind.__name__}, {' or '.join(words)}"
+    return convert

@@ -14,6 +14,11 @@ import msgspec
 GOMP_SPINCOUNT = "20000"  # iterations, some 0.1 ms: threads that wait longer than that give their core away
 
 
+AUTO_CHUNK = 0  # --chunked-prefill-size auto
+SCHEDULE_POLICIES = ("fcfs", "lof", "random", "routing-key", "lpm", "dfs-weight")
+EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "priority")
+
+
 class Flag(msgspec.Struct, frozen=True):
     """What the command line says of a field."""
 
@@ -24,6 +29,7 @@ class Flag(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
+    words: dict[str, int] = {}
 
 
 def flag(
@@ -34,9 +40,10 @@ def flag(
     choices: tuple[str, ...] = (),
     low: float | None = None,
     high: float | None = None,
+    words: dict[str, int] | None = None,
 ) -> Flag:
-    """Declare the flag of a field; `low` and `high` bound it inclusively."""
-    return Flag(group, text, aliases, metavar, choices, low, high)
+    """Declare the flag of a field; `low` and `high` bound it inclusively, `words` stand for numbers."""
+    return Flag(group, text, aliases, metavar, choices, low, high, words or {})
 
 
 class ConfigError(ValueError):
@@ -117,22 +124,79 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
         int,
         flag(
             "scheduling",
-            "most prompt tokens computed in one step, at least a page; -1 switches chunking off",
+            "most prompt tokens computed in one step, at least a page; auto follows the measured step times; "
+            "-1 switches chunking off (default: auto)",
             "--max-num-batched-tokens",
             metavar="TOKENS",
             low=-1,
+            words={"auto": AUTO_CHUNK},
         ),
-    ] = 512
+    ] = AUTO_CHUNK
     max_prefill_tokens: Annotated[
         int, flag("scheduling", "most prompt tokens admitted in one step, at least a page", metavar="TOKENS", low=1)
     ] = 16384
-    schedule_policy: Annotated[str, flag("scheduling", "order of the waiting queue", choices=("fcfs",))] = "fcfs"
+    schedule_policy: Annotated[str, flag("scheduling", "order of the waiting queue", choices=SCHEDULE_POLICIES)] = (
+        "fcfs"
+    )
+    schedule_ageing_steps: Annotated[
+        int,
+        flag(
+            "scheduling",
+            "steps after which a waiting request goes ahead of the policy's order, first come first served",
+            metavar="STEPS",
+            low=1,
+        ),
+    ] = 1000
+    enable_priority_scheduling: Annotated[
+        bool, flag("scheduling", "higher `priority` of a request first; over fcfs or lof")
+    ] = False
+    schedule_low_priority_values_first: Annotated[
+        bool, flag("scheduling", "lower values of `priority` are the more urgent ones")
+    ] = False
+    priority_scheduling_preemption_threshold: Annotated[
+        int,
+        flag(
+            "scheduling",
+            "a waiting request takes the place of running ones whose priority is lower by more than this",
+            metavar="N",
+            low=0,
+        ),
+    ] = 10
     schedule_conservativeness: Annotated[
         float, flag("scheduling", "higher reserves more KV memory for outputs and retracts less", low=0, high=100)
     ] = 1.0
     disable_overlap_schedule: Annotated[
         bool, flag("scheduling", "plan a step only after the one before has returned")
     ] = False
+    max_queued_requests: Annotated[
+        int, flag("scheduling", "most requests that wait; more are answered with 429", metavar="N", low=1)
+    ] = 2048
+    max_queued_tokens: Annotated[
+        int | None,
+        flag(
+            "scheduling",
+            "most prompt tokens that wait; more are answered with 429 (default: 8 times the KV cache)",
+            metavar="TOKENS",
+            low=1,
+        ),
+    ] = None
+    request_waiting_timeout: Annotated[
+        float,
+        flag(
+            "scheduling",
+            "seconds that a request may wait for its first step, then 503; 0: no limit",
+            metavar="SECONDS",
+            low=0,
+        ),
+    ] = 600.0
+    request_timeout: Annotated[
+        float,
+        flag("scheduling", "seconds that a request may take in all, then 504; 0: no limit", metavar="SECONDS", low=0),
+    ] = 3600.0
+    record_schedule: Annotated[
+        str | None,
+        flag("scheduling", "write every event and decision of the scheduler, for `millstream replay`", metavar="FILE"),
+    ] = None
     watchdog_timeout: Annotated[
         float,
         flag(
@@ -160,6 +224,9 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         flag("memory", "size of the KV cache in tokens, instead of what memory allows", metavar="TOKENS", low=1),
     ] = None
+    radix_eviction_policy: Annotated[
+        str, flag("memory", "which cached prefixes go first when pages are short", choices=EVICTION_POLICIES)
+    ] = "lru"
     disable_radix_cache: Annotated[
         bool, flag("memory", "share no prefixes between requests", "--no-enable-prefix-caching")
     ] = False
@@ -220,8 +287,8 @@ def check_args(args: ServerArgs) -> ServerArgs:
         raise ConfigError("--served-model-name must not be empty")
     if args.page_size & (args.page_size - 1):
         raise ConfigError(f"--page-size must be a power of two, not {args.page_size}")
-    if args.chunked_prefill_size == 0:
-        raise ConfigError("--chunked-prefill-size must be at least 1, or -1 for no chunking, not 0")
+    if args.enable_priority_scheduling and args.schedule_policy not in ("fcfs", "lof"):
+        raise ConfigError(f"--enable-priority-scheduling goes with fcfs and lof, not {args.schedule_policy}")
     if args.max_total_tokens is not None and args.max_total_tokens < args.page_size:
         raise ConfigError(f"--max-total-tokens must hold at least one page of {args.page_size} tokens")
     return args

@@ -35,6 +35,16 @@ class FINISH_MATCHED_STR(msgspec.Struct, frozen=True, array_like=True, tag=True)
         return {"type": "stop", "matched": self.matched}
 
 
+class FINISHED_MATCHED_REGEX(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One of the stop regexes matched in the text; `matched` is the pattern."""
+
+    matched: str
+
+    def to_json(self) -> dict[str, Any]:
+        """SGLang's JSON."""
+        return {"type": "stop", "matched": self.matched}
+
+
 class FINISH_ABORT(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The request was refused, aborted or failed; `status_code` is the HTTP status for a waiting client."""
 
@@ -52,4 +62,4 @@ class FINISH_ABORT(msgspec.Struct, frozen=True, array_like=True, tag=True):
         }
 
 
-FinishReason = FINISH_LENGTH | FINISH_MATCHED_TOKEN | FINISH_MATCHED_STR | FINISH_ABORT
+FinishReason = FINISH_LENGTH | FINISH_MATCHED_TOKEN | FINISH_MATCHED_STR | FINISHED_MATCHED_REGEX | FINISH_ABORT

@@ -1,16 +1,17 @@
 """The protocol: every message between processes, in the order of a token's life.
 
     start    rank -> scheduler -> tokenizer manager       LoadProgress, WorkerReady, SchedulerReady, DetokenizerReady
-    ask      tokenizer manager -> scheduler               TokenizedGenerateReqInput, AbortReq, FlushCacheReqInput
+    ask      tokenizer manager -> scheduler               TokenizedGenerateReqInput, AbortReq; control: FlushCacheReqInput,
+                                                          PauseGenerationReqInput, ContinueGenerationReqInput, ExplainReqInput
     plan     scheduler -> every rank                      ScheduleBatch
     result   rank -> scheduler                            BatchResult (rank 0), StepAck (every rank)
     tokens   scheduler -> detokenizer                     BatchTokenIDOutput
     text     detokenizer -> tokenizer manager             BatchStrOutput
     end      detokenizer -> scheduler                     TextEnded
-    status   scheduler -> tokenizer manager               LoadSnapshot, FlushCacheReqOutput
+    status   scheduler -> tokenizer manager               LoadSnapshot, ControlReqOutput, ExplainReqOutput
              detokenizer -> tokenizer manager             DetokenizerHeartbeat
 
-Every link carries a closed tagged union (the last section); a frame that is not of it is dropped by the receiver.
+Every link carries a closed tagged union (links.py); a frame that is not of it is dropped by the receiver.
 Integer columns travel as packed native int32 (`Int32s`): `pack_int32` and `unpack_int32`.
 """
 
@@ -100,6 +101,7 @@ class TokenizedGenerateReqInput(Message, frozen=True):
     `input_ids` is never empty. `eos_token_ids` end the request unless `sampling_params.ignore_eos`.
     `arrival` is the manager's monotonic clock in seconds (one clock for all processes of a host).
     `frontend` names the HTTP or Engine process that asked: replies go there.
+    `waiting_timeout` and `timeout` are seconds from arrival; they can only lower the server's own limits.
     """
 
     rid: str
@@ -114,6 +116,8 @@ class TokenizedGenerateReqInput(Message, frozen=True):
     cache_salt: str | None = None
     routing_key: str | None = None
     lora_id: str | None = None
+    waiting_timeout: float | None = None
+    timeout: float | None = None
 
 
 class AbortReq(Message, frozen=True):
@@ -125,10 +129,40 @@ class AbortReq(Message, frozen=True):
 
 
 class FlushCacheReqInput(Message, frozen=True):
-    """Empty the radix cache; refused while anything runs or waits."""
+    """Empty the radix cache; refused while a request holds KV pages, or waits without the server being paused."""
 
     request_id: str
     frontend: str
+
+
+PAUSE_MODES = ("abort", "retract", "in_place")
+
+
+class PauseGenerationReqInput(Message, frozen=True):
+    """Plan no step until ContinueGenerationReqInput. Answered when no step is in flight.
+
+    `mode` is one of PAUSE_MODES: `retract` gives the pages of running requests back, `in_place` keeps them; for `abort`
+    the tokenizer manager sends the aborts, and the scheduler does as for `in_place`. New requests wait meanwhile.
+    """
+
+    request_id: str
+    frontend: str
+    mode: str = "in_place"
+
+
+class ContinueGenerationReqInput(Message, frozen=True):
+    """Go on after a pause."""
+
+    request_id: str
+    frontend: str
+
+
+class ExplainReqInput(Message, frozen=True):
+    """What became of this request, and why? Answered by ExplainReqOutput."""
+
+    request_id: str
+    frontend: str
+    rid: str
 
 
 # ---- plan -----------------------------------------------------------------------------------------------------------
@@ -222,6 +256,7 @@ class StreamStart(Part, frozen=True):
     stop: tuple[str, ...]
     skip_special_tokens: bool
     no_stop_trim: bool
+    stop_regex: tuple[str, ...] = ()
 
 
 class RequestStats(Part, frozen=True):
@@ -283,7 +318,7 @@ class BatchStrOutput(Message, frozen=True):
 
 
 class TextEnded(Message, frozen=True):
-    """A stop string ended this request after `num_tokens` outputs; idempotent, accepted in every state.
+    """A stop string or regex ended this request after `num_tokens` outputs; idempotent, accepted in every state.
 
     `generation` is that of the tokens which brought the end (see BatchTokenIDOutput).
     """
@@ -312,6 +347,14 @@ class LoadSnapshot(Message, frozen=True):
     dropped_frames_total: int
     step_seconds: list[float]
     queue_seconds: list[float]
+    num_queue_tokens: int = 0  # known tokens of the waiting requests
+    started_reqs_total: int = 0  # requests that left the queue for their first step: the queue's drain
+    started_tokens_total: int = 0  # and their prompt tokens
+    preemptions_total: int = 0
+    backfills_total: int = 0
+    broken_invariants_total: int = 0
+    chunk_tokens: int = 0  # prompt tokens that a step may compute now
+    is_paused: bool = False
 
 
 class DetokenizerHeartbeat(Message, frozen=True):
@@ -320,74 +363,31 @@ class DetokenizerHeartbeat(Message, frozen=True):
     dropped_frames_total: int
 
 
-class FlushCacheReqOutput(Message, frozen=True):
-    """Whether the cache was emptied, and why not."""
+class ControlReqOutput(Message, frozen=True):
+    """Whether a control request (flush, pause, continue) was done, and why not."""
 
     request_id: str
     success: bool
     message: str
 
 
-# ---- links ----------------------------------------------------------------------------------------------------------
+class ExplainedEvent(Part, frozen=True):
+    """One thing that happened to a request: `seconds` after its arrival, when `step` was the next to be planned.
 
-ToScheduler = TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput
-FromRank = LoadProgress | WorkerReady | BatchResult | StepAck
-FromScheduler = LoadProgress | SchedulerReady | LoadSnapshot | FlushCacheReqOutput
-FromDetokenizer = DetokenizerReady | BatchStrOutput | DetokenizerHeartbeat
-AnyMessage = ToScheduler | FromRank | FromScheduler | FromDetokenizer | ScheduleBatch | BatchTokenIDOutput | TextEnded
+    `what` is queued, blocked, admitted, chunk, first_token, retracted, preempted, backfilled or ended; `numbers` are
+    the budgets, lengths and rules that decided it.
+    """
 
-MANAGER = "tokenizer_manager"
-SCHEDULER = "scheduler"
-DETOKENIZER = "detokenizer"
-
-
-def worker_name(rank: int) -> str:
-    """The process name of a rank, as in logs and links."""
-    return f"tp_worker.{rank}"
+    seconds: float
+    step: int
+    what: str
+    numbers: dict[str, int | float | str]
 
 
-class Link(Part, frozen=True):
-    """One direction between two processes; its socket is the file `SENDER-RECEIVER` in the run directory."""
+class ExplainReqOutput(Message, frozen=True):
+    """The life of a request in order; `status` is None, and `events` empty, where the scheduler knows no such rid."""
 
-    sender: str
-    receiver: str
-
-    @property
-    def name(self) -> str:
-        """The socket's file name."""
-        return f"{self.sender}-{self.receiver}"
-
-
-def manager_to_scheduler() -> Link:
-    """Requests, aborts, control: `ToScheduler`."""
-    return Link(MANAGER, SCHEDULER)
-
-
-def scheduler_to_rank(rank: int) -> Link:
-    """The batch stream: `ScheduleBatch`."""
-    return Link(SCHEDULER, worker_name(rank))
-
-
-def rank_to_scheduler(rank: int) -> Link:
-    """Results, acknowledgements, start-up: `FromRank`."""
-    return Link(worker_name(rank), SCHEDULER)
-
-
-def scheduler_to_detokenizer() -> Link:
-    """Tokens and token ends: `BatchTokenIDOutput`."""
-    return Link(SCHEDULER, DETOKENIZER)
-
-
-def detokenizer_to_manager() -> Link:
-    """Text and final answers: `FromDetokenizer`."""
-    return Link(DETOKENIZER, MANAGER)
-
-
-def detokenizer_to_scheduler() -> Link:
-    """Text ends: `TextEnded`."""
-    return Link(DETOKENIZER, SCHEDULER)
-
-
-def scheduler_to_manager() -> Link:
-    """Control replies, snapshots, start-up; never text, never an end: `FromScheduler`."""
-    return Link(SCHEDULER, MANAGER)
+    request_id: str
+    rid: str
+    status: str | None
+    events: list[ExplainedEvent]

@@ -6,6 +6,8 @@ import msgspec
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_LEN = 256  # characters: each costs the detokenizer memory
+MAX_STOP_REGEXES = 4
+MAX_STOP_REGEX_LEN = 128  # characters
 MAX_STOP_TOKEN_IDS = 1024
 MAX_SEED = 2**63 - 1
 GREEDY_TEMPERATURE = 1e-6
@@ -30,6 +32,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
+    stop_regex: tuple[str, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -69,6 +72,10 @@ def check_sampling_params(params: SamplingParams, vocab_size: int) -> None:
         raise InvalidParam("stop", "a stop string must not be empty")
     if any(len(text) > MAX_STOP_LEN for text in params.stop):
         raise InvalidParam("stop", f"a stop string must have at most {MAX_STOP_LEN} characters")
+    if len(params.stop_regex) > MAX_STOP_REGEXES:
+        raise InvalidParam("stop_regex", f"at most {MAX_STOP_REGEXES} stop_regex are allowed")
+    if any(not 0 < len(text) <= MAX_STOP_REGEX_LEN for text in params.stop_regex):
+        raise InvalidParam("stop_regex", f"a stop_regex must have 1 to {MAX_STOP_REGEX_LEN} characters")
     if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidParam("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids are allowed")
     for token_id in params.stop_token_ids:

@@ -11,12 +11,13 @@ from itertools import chain
 import msgspec
 
 from ..common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_TOKEN, FinishReason
+from ..common.links import ToScheduler
 from ..common.messages import (
     AbortReq,
     BatchResult,
     BatchTokenIDOutput,
+    ControlReqOutput,
     FlushCacheReqInput,
-    FlushCacheReqOutput,
     LoadSnapshot,
     ScheduleBatch,
     TextEnded,
@@ -79,11 +80,11 @@ class Scheduler:
         self._next_step = 0
         self._output = TokenOutput()
         self._flushes: list[FlushCacheReqInput] = []
-        self._replies: list[FlushCacheReqOutput] = []
+        self._replies: list[ControlReqOutput] = []
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
-    def handle(self, message: TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput | TextEnded) -> None:
+    def handle(self, message: ToScheduler | TextEnded) -> None:
         """Take one message from the tokenizer manager or the detokenizer. Never raises for what a request brings."""
         match message:
             case TokenizedGenerateReqInput():
@@ -357,14 +358,14 @@ class Scheduler:
         )
         if not self.requests:
             self.pool.reset()
-        self._replies += [FlushCacheReqOutput(each.request_id, not self.requests, message) for each in self._flushes]
+        self._replies += [ControlReqOutput(each.request_id, not self.requests, message) for each in self._flushes]
         self._flushes = []
 
     def take_output(self) -> BatchTokenIDOutput | None:
         """What the detokenizer should get now."""
         return self._output.take()
 
-    def take_replies(self) -> list[FlushCacheReqOutput]:
+    def take_replies(self) -> list[ControlReqOutput]:
         """Answers to control requests."""
         replies, self._replies = self._replies, []
         return replies

@@ -4,13 +4,9 @@ from typing import NamedTuple
 
 from ..common.channel import Hub, Receiver, Sender
 from ..common.config import ServerArgs
-from ..common.messages import (
+from ..common.links import (
     FromRank,
-    LoadProgress,
-    SchedulerReady,
-    TextEnded,
     ToScheduler,
-    WorkerReady,
     detokenizer_to_scheduler,
     manager_to_scheduler,
     rank_to_scheduler,
@@ -18,6 +14,7 @@ from ..common.messages import (
     scheduler_to_manager,
     scheduler_to_rank,
 )
+from ..common.messages import LoadProgress, SchedulerReady, TextEnded, WorkerReady
 from .scheduler import SchedulerConfig
 
 
@@ -76,7 +73,7 @@ def scheduler_config(args: ServerArgs, workers: list[WorkerReady]) -> SchedulerC
         vocab_size=first.vocab_size,
         context_len=first.context_len,
         max_running_requests=min(args.max_running_requests, *(worker.max_running_requests for worker in workers)),
-        chunked_prefill_size=args.chunked_prefill_size,
+        chunked_prefill_size=args.chunked_prefill_size or 512,
         max_prefill_tokens=args.max_prefill_tokens,
         schedule_policy=args.schedule_policy,
         schedule_conservativeness=args.schedule_conservativeness,

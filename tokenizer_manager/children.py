@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ..common.config import ChildConfig, ServerArgs
-from ..common.messages import DETOKENIZER, SCHEDULER, worker_name
+from ..common.links import DETOKENIZER, SCHEDULER, worker_name
 from ..common.process import read_cause, start_child
 
 STOP_SECONDS = 1.0

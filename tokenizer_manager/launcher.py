@@ -15,17 +15,16 @@ from collections.abc import Callable
 
 from ..common.channel import Hub, LostMessage, Receiver, Sender
 from ..common.config import ServerArgs
-from ..common.messages import (
+from ..common.links import (
     MANAGER,
     FromDetokenizer,
     FromScheduler,
-    LoadProgress,
-    SchedulerReady,
     ToScheduler,
     detokenizer_to_manager,
     manager_to_scheduler,
     scheduler_to_manager,
 )
+from ..common.messages import LoadProgress, SchedulerReady
 from ..common.run_dir import create_run_dir
 from .children import Children, Entries
 from .startup_report import LoadingBar

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..common.config import ConfigError, ServerArgs
+from ..common.config import AUTO_CHUNK, ConfigError, ServerArgs
 from ..common.cpu import multiplies_bfloat16
 from ..common.memory_plan import available_host_memory, plan_kv_pages
 from ..common.model_config import load_model_config
@@ -50,7 +50,9 @@ class ServedModel(msgspec.Struct, frozen=True):
             "KV tokens": tokens,
             "context": f"{args.context_length:,}",
             "max running requests": f"{args.max_running_requests:,}",
-            "chunk size": "off" if args.chunked_prefill_size < 0 else f"{args.chunked_prefill_size:,}",
+            "chunk size": {-1: "off", AUTO_CHUNK: "auto"}.get(
+                args.chunked_prefill_size, f"{args.chunked_prefill_size:,}"
+            ),
             "page size": f"{args.page_size}",
             "tp size": f"{args.tp_size}",
             "device": args.device,

@@ -14,8 +14,8 @@ import uvloop
 from aiohttp import web
 
 from ..common.config import ConfigError, ServerArgs
+from ..common.links import MANAGER, ToScheduler
 from ..common.logs import set_up_logging
-from ..common.messages import MANAGER, ToScheduler
 from ..common.model_error import ModelError
 from ..common.tokenizer import load_tokenizer
 from .app import build_app

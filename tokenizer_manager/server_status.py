@@ -5,15 +5,8 @@ import enum
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..common.messages import (
-    DETOKENIZER,
-    SCHEDULER,
-    DetokenizerHeartbeat,
-    DetokenizerReady,
-    LoadProgress,
-    LoadSnapshot,
-    SchedulerReady,
-)
+from ..common.links import DETOKENIZER, SCHEDULER
+from ..common.messages import DetokenizerHeartbeat, DetokenizerReady, LoadProgress, LoadSnapshot, SchedulerReady
 from ..common.tokenizer import Tokenizer
 from .api_error import unavailable
 from .metrics import Metrics

@@ -15,17 +15,15 @@ from contextlib import contextmanager
 
 import msgspec
 
+from ..common.links import MANAGER, FromDetokenizer, FromScheduler, ToScheduler
 from ..common.messages import (
-    MANAGER,
     AbortReq,
     BatchStrOutput,
+    ControlReqOutput,
+    ExplainReqOutput,
     FlushCacheReqInput,
-    FlushCacheReqOutput,
-    FromDetokenizer,
-    FromScheduler,
     StrOutput,
     TokenizedGenerateReqInput,
-    ToScheduler,
     pack_int32,
 )
 from ..common.sampling_params import MAX_SEED, SamplingParams
@@ -74,7 +72,7 @@ class TokenizerManager(ServerStatus):
         self._random = random.Random(random_seed)  # noqa: S311 - noise of sampling
         self._reqs: dict[str, tuple[ReqState, Generation]] = {}
         self._rids_of: dict[str, list[str]] = {}  # name -> rids
-        self._flushes: dict[str, asyncio.Future[FlushCacheReqOutput]] = {}
+        self._flushes: dict[str, asyncio.Future[ControlReqOutput]] = {}
 
     @property
     def num_inflight(self) -> int:
@@ -90,10 +88,12 @@ class TokenizerManager(ServerStatus):
                 now = self.clock()
                 for output in message.outputs:
                     self._on_output(output, now)
-            case FlushCacheReqOutput():
+            case ControlReqOutput():
                 future = self._flushes.get(message.request_id)
                 if future is not None and not future.done():
                     future.set_result(message)
+            case ExplainReqOutput():
+                logger.warning("an explanation came that nobody asked for")
             case _:
                 self._on_status(message)
 
@@ -181,10 +181,10 @@ class TokenizerManager(ServerStatus):
             self._send(AbortReq(rids=rids))
         return len(rids)
 
-    async def flush_cache(self) -> FlushCacheReqOutput:
+    async def flush_cache(self) -> ControlReqOutput:
         """Ask the scheduler to empty its cache and wait for its answer; TimeoutError, or APIError if it fails."""
         request_id = secrets.token_hex(8)
-        future: asyncio.Future[FlushCacheReqOutput] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ControlReqOutput] = asyncio.get_running_loop().create_future()
         self._flushes[request_id] = future
         try:
             self._send(FlushCacheReqInput(request_id=request_id, frontend=MANAGER))

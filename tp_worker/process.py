@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ..common.channel import Hub, Receiver, Sender
 from ..common.config import ChildConfig
-from ..common.messages import LoadProgress, ScheduleBatch, StepAck, rank_to_scheduler, scheduler_to_rank
+from ..common.links import rank_to_scheduler, scheduler_to_rank
+from ..common.messages import LoadProgress, ScheduleBatch, StepAck
 from .load import load_worker
 from .worker import Worker
 

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.common.channel import HEADER, MAX_PENDING, Hub, LostMessage, Receiver
-from millstream.common.messages import (
-    AbortReq,
-    FromScheduler,
-    LoadProgress,
-    ToScheduler,
-    manager_to_scheduler,
-    pack_int32,
-    scheduler_to_manager,
-    unpack_int32,
-)
+from millstream.common.links import FromScheduler, ToScheduler, manager_to_scheduler, scheduler_to_manager
+from millstream.common.messages import AbortReq, LoadProgress, pack_int32, unpack_int32
 
 INSTANCE = 77
 

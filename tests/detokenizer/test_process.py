@@ -11,19 +11,21 @@ import pytest
 from millstream.common.channel import Hub, Receiver
 from millstream.common.config import ChildConfig, ServerArgs
 from millstream.common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_STR
+from millstream.common.links import (
+    FromDetokenizer,
+    detokenizer_to_manager,
+    detokenizer_to_scheduler,
+    scheduler_to_detokenizer,
+)
 from millstream.common.messages import (
     BatchStrOutput,
     BatchTokenIDOutput,
     DetokenizerHeartbeat,
     DetokenizerReady,
-    FromDetokenizer,
     RequestEnd,
     RequestStats,
     TextEnded,
-    detokenizer_to_manager,
-    detokenizer_to_scheduler,
     pack_int32,
-    scheduler_to_detokenizer,
 )
 from millstream.common.process import read_cause, start_child
 from millstream.common.run_dir import create_run_dir, leave_run_dir

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from millstream.common.channel import Hub
 from millstream.common.config import ChildConfig
+from millstream.common.links import rank_to_scheduler, scheduler_to_rank
 from millstream.common.messages import (
     ROW_ERROR,
     BatchResult,
@@ -24,8 +25,6 @@ from millstream.common.messages import (
     StepAck,
     WorkerReady,
     pack_int32,
-    rank_to_scheduler,
-    scheduler_to_rank,
     unpack_int32,
 )
 

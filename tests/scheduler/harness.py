@@ -7,7 +7,7 @@ from millstream.common.messages import (
     AbortReq,
     BatchResult,
     BatchTokenIDOutput,
-    FlushCacheReqOutput,
+    ControlReqOutput,
     RequestEnd,
     ScheduleBatch,
     StreamStart,
@@ -77,7 +77,7 @@ class Harness:
         self.results: deque[BatchResult] = deque()  # computed, and not yet given to the scheduler
         self.batches: list[ScheduleBatch] = []
         self.clients: dict[str, Client] = {}
-        self.replies: list[FlushCacheReqOutput] = []
+        self.replies: list[ControlReqOutput] = []
         self.now = 0.0
         self.seen: Counter[str] = Counter()  # rare situations, so that a test can tell that it met them
 

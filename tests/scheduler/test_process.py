@@ -12,26 +12,28 @@ import pytest
 
 from millstream.common.channel import Hub
 from millstream.common.config import ChildConfig, ServerArgs
-from millstream.common.messages import (
+from millstream.common.links import (
     SCHEDULER,
+    FromScheduler,
+    detokenizer_to_scheduler,
+    manager_to_scheduler,
+    scheduler_to_detokenizer,
+    scheduler_to_manager,
+    worker_name,
+)
+from millstream.common.messages import (
     AbortReq,
     BatchTokenIDOutput,
+    ControlReqOutput,
     FlushCacheReqInput,
-    FlushCacheReqOutput,
-    FromScheduler,
     KVGroup,
     LoadProgress,
     LoadSnapshot,
     SchedulerReady,
     TokenizedGenerateReqInput,
     WorkerReady,
-    detokenizer_to_scheduler,
-    manager_to_scheduler,
     pack_int32,
-    scheduler_to_detokenizer,
-    scheduler_to_manager,
     unpack_int32,
-    worker_name,
 )
 from millstream.common.process import read_cause, start_child
 from millstream.common.run_dir import create_run_dir, leave_run_dir
@@ -139,8 +141,8 @@ def test_two_ranks_become_ready_and_serve_requests_to_their_end(boot: Callable[.
         assert server.output_ids(rid) == reference_outputs(prompt, VOCAB_SIZE, 12)
     assert server.ends()["aborted"] == "FINISH_ABORT"
     server.to_scheduler.send(FlushCacheReqInput("flush", "http"))
-    server.wait_for(lambda: bool(server.seen(FlushCacheReqOutput)))
-    assert server.seen(FlushCacheReqOutput)[0].success
+    server.wait_for(lambda: bool(server.seen(ControlReqOutput)))
+    assert server.seen(ControlReqOutput)[0].success
 
 
 def test_idle_it_uses_under_two_percent_of_a_core_and_keeps_its_heartbeat(boot: Callable[..., Boot]) -> None:

@@ -15,14 +15,13 @@ from millstream.common.finish_reason import (
     FINISH_MATCHED_TOKEN,
     FinishReason,
 )
+from millstream.common.links import FromDetokenizer, FromScheduler, ToScheduler
 from millstream.common.messages import (
     AbortReq,
     BatchStrOutput,
+    ControlReqOutput,
     DetokenizerReady,
     FlushCacheReqInput,
-    FlushCacheReqOutput,
-    FromDetokenizer,
-    FromScheduler,
     LoadProgress,
     LoadSnapshot,
     RequestStats,
@@ -30,7 +29,6 @@ from millstream.common.messages import (
     StrEnd,
     StrOutput,
     TokenizedGenerateReqInput,
-    ToScheduler,
     pack_int32,
     unpack_int32,
 )
@@ -113,7 +111,7 @@ class EchoBackend:
             case FlushCacheReqInput():
                 success = not self._running
                 text = "flushed" if success else "requests are running"
-                answer = FlushCacheReqOutput(message.request_id, success, text)
+                answer = ControlReqOutput(message.request_id, success, text)
                 asyncio.get_running_loop().call_soon(self.receive, answer)
 
     def step(self) -> None:

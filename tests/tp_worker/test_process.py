@@ -9,9 +9,9 @@ import pytest
 
 from millstream.common.channel import Hub, Receiver, Sender
 from millstream.common.config import ChildConfig
+from millstream.common.links import FromRank, rank_to_scheduler, scheduler_to_rank
 from millstream.common.messages import (
     BatchResult,
-    FromRank,
     KVGroup,
     LoadProgress,
     NewReq,
@@ -20,8 +20,6 @@ from millstream.common.messages import (
     StepAck,
     WorkerReady,
     pack_int32,
-    rank_to_scheduler,
-    scheduler_to_rank,
     unpack_int32,
 )
 from millstream.common.process import read_cause, start_child
