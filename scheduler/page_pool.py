@@ -8,10 +8,12 @@ from .req import Req
 class PagePool:
     """Gives pages to requests and takes them back. Every page is in the free list, in the tree, or one request's own."""
 
-    def __init__(self, num_pages: int, page_size: int, *, disable_radix_cache: bool = False) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, *, disable_radix_cache: bool = False, eviction_policy: str = "lru"
+    ) -> None:
         self.page_size = page_size
         self.allocator = PageAllocator(num_pages)
-        self.tree_cache = RadixCache(page_size, disabled=disable_radix_cache)
+        self.tree_cache = RadixCache(page_size, disabled=disable_radix_cache, eviction_policy=eviction_policy)
 
     @property
     def num_available_pages(self) -> int:
@@ -42,7 +44,7 @@ class PagePool:
         req.last_node = match.last_node
         req.page_ids = match.page_ids
         req.num_tree_pages = len(match.page_ids)
-        req.kv_committed_len = req.kv_allocated_len = len(match.page_ids) * self.page_size
+        req.kv_committed_len = req.kv_allocated_len = req.num_slots = len(match.page_ids) * self.page_size
 
     def grow(self, req: Req, kv_len: int) -> bool:
         """Append pages to the request's table until it holds `kv_len` tokens; False (nothing done) when pages are short."""
@@ -50,6 +52,7 @@ class PagePool:
         if page_ids is None:
             return False
         req.page_ids += page_ids
+        req.num_slots = len(req.page_ids) * self.page_size
         req.kv_allocated_len = kv_len
         return True
 
@@ -80,6 +83,7 @@ class PagePool:
         result = self.tree_cache.insert(req.last_node, req.namespace, key, req.page_ids[start:end])
         self.allocator.free(req.page_ids[start : start + result.num_present_pages])
         self.allocator.free(req.page_ids[end:])
+        self.tree_cache.inc_hit_count(result.last_node, req.priority)
         self.tree_cache.dec_lock_ref(req.last_node)
 
     def reset(self) -> None:
