@@ -4,6 +4,7 @@
 in the protocol, are lists of integers; "7*256" is 256 times the same.
 """
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from types import UnionType
@@ -15,6 +16,7 @@ from ..common.messages import pack_int32, unpack_int32
 
 MIN_REPEATS = 4  # of one number, to be written as "7*256"
 MAX_REPEATS = 2**24
+NOT_FINITE = ("nan", "inf", "-inf")  # which JSON has no numbers for
 
 
 class PlainError(ValueError):
@@ -35,7 +37,7 @@ def to_plain(value: Any) -> Any:
         return _column(unpack_int32(value))
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value] if value and isinstance(value[0], msgspec.Struct) else value
-    return value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_plain(kind: Any, plain: Any, where: str = "") -> Any:
@@ -52,6 +54,8 @@ def from_plain(kind: Any, plain: Any, where: str = "") -> Any:
             raise PlainError(f"{where}: expected a list")
         return [from_plain(members[0], item, f"{where}[{index}]") for index, item in enumerate(plain)]
     try:
+        if kind is float and plain in NOT_FINITE:
+            return float(plain)
         return msgspec.convert(plain, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise PlainError(f"{where}: {error}") from None
@@ -96,10 +100,8 @@ def _member_from_plain(members: tuple[Any, ...], plain: Any, where: str) -> Any:
         if not chosen:
             raise PlainError(f"{where or 'message'}: unknown type {tag!r}")
         return from_plain(chosen[0], plain, where)
-    try:
-        return msgspec.convert(plain, Union[members])  # noqa: UP007 - members are known at run time only
-    except msgspec.ValidationError as error:
-        raise PlainError(f"{where}: {error}") from None
+    (kind,) = (each for each in members if each is not type(None))
+    return from_plain(kind, plain, where)
 
 
 def _column(values: list[int]) -> list[int] | str:
