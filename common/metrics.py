@@ -10,6 +10,7 @@ import msgspec
 
 PREFIX = "millstream_"
 OUTCOMES = ("stop", "length", "abort", "error")
+REFUSAL_CODES = ("queue_full", "queue_timeout", "request_timeout", "out_of_memory")
 STATUS_CLASSES = ("2xx", "4xx", "5xx")
 
 # fmt: off
@@ -49,12 +50,15 @@ class Metric(msgspec.Struct, frozen=True):
 METRICS = (
     Metric("gauge", "num_running_reqs", "Requests in the running batch."),
     Metric("gauge", "num_queue_reqs", "Requests in the waiting queue."),
+    Metric("gauge", "num_queue_tokens", "Known tokens of the requests in the waiting queue."),
     Metric("gauge", "num_open_reqs", "HTTP requests for work that have not been answered to their end."),
     Metric("gauge", "num_used_tokens", "KV cache slots that running requests hold."),
     Metric("gauge", "num_cached_tokens", "KV cache slots of cached prefixes that can be evicted."),
     Metric("gauge", "max_total_num_tokens", "KV cache slots in all."),
     Metric("gauge", "token_usage", "Share of the KV cache that running requests hold, from 0 to 1."),
     Metric("gauge", "new_token_ratio", "Share of a request's output budget that admission reserves."),
+    Metric("gauge", "chunk_tokens", "Prompt tokens that one step may compute now."),
+    Metric("gauge", "is_paused", "1 while generation is paused, else 0."),
     Metric("counter", "steps_total", "Steps whose results are back."),
     Metric("counter", "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
     Metric("counter", "prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
@@ -64,6 +68,15 @@ METRICS = (
     Metric("counter", "num_requests_total", "Requests that ended, by outcome.", (("outcome", OUTCOMES),)),
     Metric("counter", "num_aborted_requests_total", "Requests ended by their client or by /abort_request."),
     Metric("counter", "num_retracted_requests_total", "Times that a running request was put back into the queue."),
+    Metric("counter", "num_preempted_requests_total", "Times that a running request made room for a more urgent one."),
+    Metric("counter", "num_backfilled_requests_total", "Times that a request passed one that did not fit yet."),
+    Metric(
+        "counter",
+        "num_refused_requests_total",
+        "Requests that found no place or ran out of time, by the code of their error.",
+        (("code", REFUSAL_CODES),),
+    ),
+    Metric("counter", "broken_invariants_total", "Faults that the scheduler found in its own state, and mended."),
     Metric("counter", "dropped_frames_total", "Frames between processes that were dropped because they were not ours."),
     Metric("counter", "slow_clients_total", "Streams cut because the client stopped reading."),
     Metric("counter", "http_requests_total", "HTTP requests, by route.", (("route", ()),)),

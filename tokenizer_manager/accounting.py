@@ -1,13 +1,22 @@
 """What is counted and logged of a request: when outputs come, and when it ends."""
 
 import logging
+import re
 
 from ..common.finish_reason import FINISH_ABORT, FINISH_LENGTH
 from ..common.messages import StrEnd
+from ..common.metrics import REFUSAL_CODES
 from .metrics import Metrics
 from .req_state import CLIENT_ABORT, ReqState
 
+INNER_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
+
 logger = logging.getLogger(__name__)
+
+
+def error_code(reason: FINISH_ABORT) -> str:
+    """The `code` of an error: its type in the scheduler's words, as QueueFull, becomes queue_full."""
+    return INNER_CAPITAL.sub("_", reason.err_type).lower() or "request_failed"
 
 
 def outcome(end: StrEnd) -> str:
@@ -38,10 +47,19 @@ def count_end(metrics: Metrics, req: ReqState, end: StrEnd, *, log: bool) -> Non
     if how == "abort":
         metrics.inc("num_aborted_requests_total")
     if isinstance(end.finish_reason, FINISH_ABORT) and how == "error":
-        logger.warning("request %s: failed: %s", req.rid, end.finish_reason.message)
+        _count_failure(metrics, req, end.finish_reason)
     if log:
         logger.info(
             "request %s: %s after %.3f s, %d prompt tokens (%d cached), %d output tokens, %d retractions",
             *(req.rid, how, seconds, stats.prompt_tokens, stats.cached_tokens),
             *(end.completion_tokens, stats.num_retractions),
         )
+
+
+def _count_failure(metrics: Metrics, req: ReqState, reason: FINISH_ABORT) -> None:
+    """A full queue says enough by its counter: a warning for each refusal would flood the log."""
+    code = error_code(reason)
+    if code in REFUSAL_CODES:
+        metrics.inc("num_refused_requests_total", code)
+    level = logging.DEBUG if code == "queue_full" else logging.WARNING
+    logger.log(level, "request %s: failed: %s", req.rid, reason.message)

@@ -37,6 +37,8 @@ class APIError(Exception):
         """OpenAI's error type."""
         if self.status == 404:
             return "not_found_error"
+        if self.status == 429:
+            return "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def body(self) -> dict[str, Any]:
@@ -76,6 +78,11 @@ def context_exceeded(context_len: int, prompt_size: str, param: str) -> APIError
 def unavailable(message: str, code: str, *, close: bool = False) -> APIError:
     """503 with Retry-After."""
     return APIError(503, message, code=code, headers={"Retry-After": str(RETRY_SECONDS)}, close=close)
+
+
+def queue_full(message: str, retry_seconds: int) -> APIError:
+    """429 with Retry-After."""
+    return APIError(429, message, code="queue_full", headers={"Retry-After": str(retry_seconds)})
 
 
 def internal_error() -> APIError:

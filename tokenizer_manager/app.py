@@ -10,6 +10,7 @@ from .api_error import CLIENT_CLOSED, APIError, http_error, internal_error
 from .call import REQUEST_ID, Call, new_call, read_headers
 from .chat_prompt import ChatRenderer
 from .control_routes import ControlRoutes
+from .explain_routes import ExplainRoutes
 from .generate_routes import GenerateRoutes
 from .metrics import Metrics
 from .openai_routes import OpenAIRoutes
@@ -35,6 +36,7 @@ def build_app(
         GenerateRoutes(manager),
         TextRoutes(manager, renderer),
         ControlRoutes(manager, info or {}),
+        ExplainRoutes(manager),
     )
     routes.append(Route("GET", "/", index_handler(manager.served_model_names[0], routes), "this page"))
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_around(manager)])

@@ -1,6 +1,7 @@
 """Routes that do no work: probes, what the server is, control, metrics."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,17 +9,21 @@ import msgspec
 from aiohttp import web
 
 from .. import __version__
+from ..common.finish_reason import FINISH_ABORT
+from ..common.messages import ControlReqOutput, StrEnd
 from ..common.sampling_params import SamplingParams
-from .accounting import outcome
+from .accounting import error_code
 from .api_error import bad_request, json_response, unavailable
-from .call import call_of
-from .generate_protocol import AbortBody
+from .call import Call, call_of
+from .generate_protocol import AbortBody, PauseBody
 from .json_body import read_json
 from .metrics import CONTENT_TYPE
+from .req_state import CLIENT_ABORT
 from .server_status import Status
 from .tokenizer_manager import GenerateReq, TokenizerManager
 
 ABORT = msgspec.json.Decoder(AbortBody)
+PAUSE = msgspec.json.Decoder(PauseBody)
 PROBE_SECONDS = 20.0
 
 
@@ -45,22 +50,28 @@ class ControlRoutes:
         return json_response(self._state())
 
     async def health_generate(self, request: web.Request) -> web.Response:
-        """GET /health_generate: generate one token."""
+        """GET /health_generate: generate one token. While paused nothing is generated, and nothing is wrong."""
         call, manager = call_of(request), self._manager
-        params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-        first_id = manager.encoder.tokenizer.bos_token_id or 0
-        probe = GenerateReq(input_ids=[first_id], sampling_params=params)
-        try:
+        if manager.is_paused:
+            return json_response(self._state())
+        end: StrEnd | None = None
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PROBE_SECONDS):
-                with manager.generate(call, [probe], stream=False) as generation:
-                    while not generation.done:
-                        await generation.next()
-        except TimeoutError:
-            raise unavailable(f"No token came within {PROBE_SECONDS:g} s.", "not_alive") from None
-        end = generation.reqs[0].end
-        if end is None or outcome(end) == "error":  # an abort came through every process, too
+                end = await self._probe(call)
+        if end is None and not (manager.is_paused or manager.last_output > call.arrival):
+            raise unavailable(f"No token came within {PROBE_SECONDS:g} s.", "not_alive")
+        if end is not None and not _shows_life(end):
             raise unavailable("The request for one token failed.", "not_alive")
         return json_response(self._state())
+
+    async def _probe(self, call: Call) -> StrEnd | None:
+        params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+        first_id = self._manager.encoder.tokenizer.bos_token_id or 0
+        probe = GenerateReq(input_ids=[first_id], sampling_params=params)
+        with self._manager.generate(call, [probe], stream=False) as generation:
+            while not generation.done:
+                await generation.next()
+        return generation.reqs[0].end
 
     async def server_info(self, request: web.Request) -> web.Response:
         """GET /server_info: arguments, model, load."""
@@ -80,13 +91,18 @@ class ControlRoutes:
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         """POST (or, as SGLang, GET) /flush_cache: empty the prefix cache; refused while anything runs."""
-        try:
-            answer = await self._manager.flush_cache()
-        except TimeoutError:
-            raise unavailable("The scheduler did not answer in time.", "not_alive") from None
-        if not answer.success:
-            raise bad_request(answer.message, code="cache_in_use")
-        return json_response({"success": True, "message": answer.message})
+        return _control_answer(await self._manager.flush_cache(), "cache_in_use")
+
+    async def pause_generation(self, request: web.Request) -> web.Response:
+        """POST /pause_generation: plan no step; what came is aborted (the default), retracted, or left in place."""
+        self._manager.check_started()
+        body = await read_json(request, PAUSE) if request.body_exists else PauseBody()
+        return _control_answer(await self._manager.pause_generation(body.mode), "pause_refused")
+
+    async def continue_generation(self, request: web.Request) -> web.Response:
+        """POST /continue_generation: go on after a pause."""
+        self._manager.check_started()
+        return _control_answer(await self._manager.continue_generation(), "continue_refused")
 
     async def abort_request(self, request: web.Request) -> web.Response:
         """POST /abort_request: end one request by its id, or all."""
@@ -107,5 +123,21 @@ class ControlRoutes:
         if manager.status is Status.STARTING:
             state["loaded"] = round(manager.loaded_share, 3)
         if manager.model is not None:
+            state["paused"] = manager.is_paused
             state["scheduler_silent_seconds"] = round(manager.silent_seconds, 3)
         return state
+
+
+def _control_answer(answer: ControlReqOutput, refusal: str) -> web.Response:
+    """200, or the APIError of the code `refusal`."""
+    if not answer.success:
+        raise bad_request(answer.message, code=refusal)
+    return json_response({"success": True, "message": answer.message})
+
+
+def _shows_life(end: StrEnd) -> bool:
+    """Whether an end says that all processes do their work: an abort came through all, so did a full queue's refusal."""
+    reason = end.finish_reason
+    return (
+        not isinstance(reason, FINISH_ABORT) or reason.status_code == CLIENT_ABORT or error_code(reason) == "queue_full"
+    )

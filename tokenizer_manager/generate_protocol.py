@@ -1,13 +1,14 @@
 """Bodies of SGLang's own routes."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from ..common.sampling_params import SamplingParams
 from .api_error import bad_request
-from .json_body import CacheSalt, Int64, Label, check_unsupported
+from .call import check_routing_key
+from .json_body import CacheSalt, Int32, Int64, Label, check_unsupported
 from .openai_protocol import checked, split_prompts, stop_strings
 
 MAX_BATCH = 4096
@@ -28,7 +29,6 @@ NEUTRAL_SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "custom_params": (),
 }
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "priority": (0,),
     "input_embeds": (),
     "image_data": ([],),
     "video_data": ([],),
@@ -99,8 +99,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     sampling_params: GenerateSamplingParams | list[GenerateSamplingParams] | None = None
     rid: Label | list[Label] | None = None
     stream: bool | None = None
-    priority: Any = None
+    priority: Int32 | None = None
     cache_salt: CacheSalt | None = None
+    routing_key: str | None = None
     input_embeds: Any = None
     image_data: Any = None
     video_data: Any = None
@@ -121,6 +122,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a text or token ids."""
         check_unsupported(self, NEUTRAL)
+        check_routing_key(self.routing_key, "routing_key")
         if self.text is None and self.input_ids is None:
             raise bad_request("text or input_ids is required", "text", "missing_field")
         if self.text is not None and self.input_ids is not None:
@@ -155,3 +157,9 @@ class AbortBody(msgspec.Struct, kw_only=True):
 
     rid: str | None = None
     abort_all: bool = False
+
+
+class PauseBody(msgspec.Struct, kw_only=True):
+    """POST /pause_generation; SGLang's default."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"

@@ -28,14 +28,24 @@ class GenerateRoutes:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """POST /generate."""
         body = await read_json(request, GENERATE)
-        requests = await self._requests(body, call_of(request).label)
         call = call_of(request)
-        if not isinstance(body.rid, list):
-            call.label = body.rid
-        elif body.is_single:
-            call.label = requests[0].label
+        if body.rid is None:
+            body.rid = call.label
+        prompts = body.prompts()
+        self._manager.check_priority(body.priority)
+        with self._manager.queue_place(call, len(prompts)):
+            requests = await self._requests(body, prompts)
+            if not isinstance(body.rid, list):
+                call.label = body.rid
+            elif body.is_single:
+                call.label = requests[0].label
+            return await self._answer(request, body, requests)
+
+    async def _answer(
+        self, request: web.Request, body: GenerateBody, requests: list[GenerateReq]
+    ) -> web.StreamResponse:
         stream = bool(body.stream)
-        with self._manager.generate(call, requests, stream=stream) as generation:
+        with self._manager.generate(call_of(request), requests, stream=stream) as generation:
             answers = [GenerateAnswer(req) for req in generation.reqs]
             if stream:
                 events = _events(generation, answers, is_single=body.is_single)
@@ -46,10 +56,7 @@ class GenerateRoutes:
         whole = [answer.to_json() for answer in answers]
         return json_response(whole[0] if body.is_single else whole)
 
-    async def _requests(self, body: GenerateBody, label: str | None) -> list[GenerateReq]:
-        if body.rid is None:
-            body.rid = label
-        prompts = body.prompts()
+    async def _requests(self, body: GenerateBody, prompts: list[str | list[int]]) -> list[GenerateReq]:
         params = body.params(len(prompts), self._manager.vocab_size)
         labels = body.labels(len(prompts))
         sequences = await self._manager.encoder.prompt_ids(
@@ -64,6 +71,8 @@ class GenerateRoutes:
                 sampling_params=params[index],
                 label=labels[index],
                 cache_salt=body.cache_salt,
+                priority=body.priority,
+                routing_key=body.routing_key,
             )
             for index, input_ids in enumerate(sequences)
         ]
@@ -83,7 +92,7 @@ class GenerateAnswer:
         self._text += output.text
         self._output_ids += output.token_ids
         self._end = output.end
-        error = failure(output.end) if output.end is not None else None
+        error = failure(self._req, output.end)
         if error is not None and error.status != CLIENT_ABORT:
             raise error
 

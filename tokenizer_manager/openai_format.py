@@ -7,7 +7,8 @@ from typing import Any, Protocol
 from .. import __version__
 from ..common.finish_reason import FINISH_ABORT, FINISH_LENGTH
 from ..common.messages import StrEnd
-from .api_error import RETRY_SECONDS, APIError
+from .accounting import error_code
+from .api_error import APIError
 from .req_state import CLIENT_ABORT, Generation, Output, ReqState
 
 FINGERPRINT = f"millstream-{__version__}"
@@ -93,14 +94,14 @@ def usage(ends: Iterable[StrEnd]) -> dict[str, Any]:
     }
 
 
-def failure(end: StrEnd) -> APIError | None:
-    """The error that an aborted request is answered with; None for every other end."""
-    reason = end.finish_reason
-    if not isinstance(reason, FINISH_ABORT):
+def failure(req: ReqState, end: StrEnd | None) -> APIError | None:
+    """The error that an aborted request is answered with; None for every other end, and before it."""
+    if end is None or not isinstance(end.finish_reason, FINISH_ABORT):
         return None
+    reason = end.finish_reason
     status = reason.status_code if 400 <= reason.status_code < 600 else 500
-    code = "request_aborted" if status == CLIENT_ABORT else reason.err_type or "request_failed"
-    headers = {"Retry-After": str(RETRY_SECONDS)} if status in {429, 503} else {}
+    code = "request_aborted" if status == CLIENT_ABORT else error_code(reason)
+    headers = {"Retry-After": str(req.retry_seconds)} if status in {429, 503} else {}
     return APIError(status, reason.message, code=code, headers=headers)
 
 
@@ -119,7 +120,7 @@ class OpenAIResponse:
         while not generation.done:
             req, output = await generation.next()
             texts[req.index] += output.text
-            error = failure(output.end) if output.end is not None else None
+            error = failure(req, output.end)
             if error is not None:
                 raise error
         ends = final_ends(generation)
@@ -132,7 +133,7 @@ class OpenAIResponse:
         started: set[int] = set()
         while not generation.done:
             req, output = await generation.next()
-            error = failure(output.end) if output.end is not None else None
+            error = failure(req, output.end)
             if error is not None and not started:
                 raise error
             shown = output if error is None else Output(output.text, output.token_ids, None)

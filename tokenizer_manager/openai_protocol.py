@@ -12,7 +12,7 @@ import msgspec
 from ..common.sampling_params import InvalidParam, SamplingParams, check_sampling_params
 from .api_error import bad_request
 from .chat_prompt import ChatMessage
-from .json_body import CacheSalt, Int64, Label, check_unsupported
+from .json_body import CacheSalt, Int32, Int64, Label, check_unsupported
 
 MAX_PROMPTS = 128
 COMPLETION_MAX_TOKENS = 16
@@ -30,7 +30,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "ebnf": (),
     "stop_regex": (),
     "spaces_between_special_tokens": (True,),
-    "priority": (0,),
     "lora_path": (),
     "json_schema": (),
     "structural_tag": (),
@@ -88,7 +87,7 @@ class OpenAIBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     rid: Label | None = None
-    priority: Any = None
+    priority: Int32 | None = None
     cache_salt: CacheSalt | None = None
     n: Any = None
     best_of: Any = None

@@ -34,33 +34,38 @@ class OpenAIRoutes:
         body = await read_json(request, CHAT)
         self._manager.check_model(body.model)
         body.check()
+        self._manager.check_priority(body.priority)
         params = body.sampling_params(self._manager.vocab_size)
-        prompt = await render_chat(
-            self._renderer,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            chat_template_kwargs=body.chat_template_kwargs,
-        )
-        input_ids = await self._manager.encoder.prompt_ids(
-            [prompt],
-            "messages",
-            vocab_size=self._manager.vocab_size,
-            context_len=self._manager.context_len,
-            add_special_tokens=False,
-        )
-        return await self._answer(request, body, params, input_ids, ChatFormat())
+        with self._manager.queue_place(call_of(request), 1):
+            prompt = await render_chat(
+                self._renderer,
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                chat_template_kwargs=body.chat_template_kwargs,
+            )
+            input_ids = await self._manager.encoder.prompt_ids(
+                [prompt],
+                "messages",
+                vocab_size=self._manager.vocab_size,
+                context_len=self._manager.context_len,
+                add_special_tokens=False,
+            )
+            return await self._answer(request, body, params, input_ids, ChatFormat())
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
         body = await read_json(request, COMPLETION)
         self._manager.check_model(body.model)
         body.check()
+        self._manager.check_priority(body.priority)
         params = body.sampling_params(self._manager.vocab_size)
-        input_ids = await self._manager.encoder.prompt_ids(
-            body.prompts(), "prompt", vocab_size=self._manager.vocab_size, context_len=self._manager.context_len
-        )
-        return await self._answer(request, body, params, input_ids, CompletionFormat())
+        prompts = body.prompts()
+        with self._manager.queue_place(call_of(request), len(prompts)):
+            input_ids = await self._manager.encoder.prompt_ids(
+                prompts, "prompt", vocab_size=self._manager.vocab_size, context_len=self._manager.context_len
+            )
+            return await self._answer(request, body, params, input_ids, CompletionFormat())
 
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models."""
@@ -89,6 +94,7 @@ class OpenAIRoutes:
                 sampling_params=params,
                 label=f"{call.label}-{index}" if call.label and len(sequences) > 1 else call.label,
                 cache_salt=body.cache_salt,
+                priority=body.priority,
             )
             for index, input_ids in enumerate(sequences)
         ]

@@ -7,6 +7,8 @@ import msgspec
 
 from ..common.finish_reason import FINISH_ABORT
 from ..common.messages import RequestStats, StrEnd, StrOutput, unpack_int32
+from .api_error import RETRY_SECONDS
+from .call import Call
 
 CLIENT_ABORT = 499
 
@@ -22,16 +24,20 @@ class Output(msgspec.Struct):
 class ReqState:
     """One request at the scheduler. Outputs pile up here while nobody takes them (a slow socket, say)."""
 
-    def __init__(self, rid: str, label: str | None, index: int, prompt_len: int, arrival: float, stream: bool) -> None:
+    def __init__(self, call: Call, rid: str, label: str | None, *, index: int, prompt_len: int, stream: bool) -> None:
         self.rid = rid
         self.label = label
+        self.call_id = call.request_id
+        self.names = frozenset(name for name in (rid, label, call.request_id, call.label) if name)
         self.index = index
         self.prompt_len = prompt_len
-        self.arrival = arrival
+        self.arrival = call.arrival
         self.stream = stream
+        self.first_output = 0.0  # when the first tokens came; 0 before
         self.last_output = 0.0  # when the last output with tokens came; 0 before the first
         self.ended_at = 0.0
         self.end: StrEnd | None = None
+        self.retry_seconds = RETRY_SECONDS  # when to come back, if it was refused
         self.has_news = False
         self._text: list[str] = []
         self._token_ids: list[bytes] = []

@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from .control_routes import ControlRoutes
+from .explain_routes import ExplainRoutes
 from .generate_routes import GenerateRoutes
 from .openai_routes import OpenAIRoutes
 from .text_routes import TextRoutes
@@ -31,7 +32,9 @@ class Route(msgspec.Struct, frozen=True):
     is_work: bool = False
 
 
-def all_routes(openai: OpenAIRoutes, generate: GenerateRoutes, text: TextRoutes, control: ControlRoutes) -> list[Route]:
+def all_routes(
+    openai: OpenAIRoutes, generate: GenerateRoutes, text: TextRoutes, control: ControlRoutes, explain: ExplainRoutes
+) -> list[Route]:
     """Every route, in the order of the index page."""
     return [
         Route("POST", "/v1/chat/completions", openai.chat_completions, "OpenAI chat completion", is_work=True),
@@ -49,7 +52,10 @@ def all_routes(openai: OpenAIRoutes, generate: GenerateRoutes, text: TextRoutes,
         Route("GET", "/metrics", control.metrics, "for Prometheus"),
         Route("POST", "/flush_cache", control.flush_cache, "empties the prefix cache", is_work=True),
         Route("GET", "/flush_cache", control.flush_cache, "the same", is_work=True),
+        Route("POST", "/pause_generation", control.pause_generation, "plans no step; mode: abort, retract or in_place"),
+        Route("POST", "/continue_generation", control.continue_generation, "goes on after a pause"),
         Route("POST", "/abort_request", control.abort_request, "ends a request (rid), or all (abort_all)"),
+        Route("GET", "/debug/requests/{rid}", explain.explain, "what became of a request, and why"),
     ]
 
 

@@ -72,6 +72,9 @@ class Server:
             metrics=Metrics(model.name),
             random_seed=self._args.random_seed,
             log_requests=self._args.log_requests,
+            max_queued_requests=self._args.max_queued_requests,
+            max_queued_tokens=self._args.max_queued_tokens,
+            enable_priority_scheduling=self._args.enable_priority_scheduling,
         )
         self._launcher = Launcher(self._args, self._manager, entries)
 

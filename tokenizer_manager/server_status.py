@@ -37,6 +37,7 @@ class ServerStatus:
         self.failure = ""
         self.model: SchedulerReady | None = None
         self.load: LoadSnapshot | None = None
+        self.last_output = 0.0  # when tokens of any request came last; 0 before the first
         self._is_full = is_full
         self._encoder: PromptEncoder | None = None
         self._detokenizer_ready = False
@@ -98,6 +99,16 @@ class ServerStatus:
     def is_alive(self) -> bool:
         """Whether the server can still do its work, now or once it has started."""
         return self.status is not Status.FAILED and self.silent_seconds < SILENCE_SECONDS
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the scheduler plans no steps, by its last snapshot."""
+        return self.load is not None and self.load.is_paused
+
+    def check_started(self) -> None:
+        """Raise the 503 while there is no scheduler to talk to."""
+        if self.status in {Status.STARTING, Status.FAILED}:
+            self.check_accepting()
 
     def check_accepting(self) -> None:
         """Raise the 503 that says why no work is taken, if so."""

@@ -5,36 +5,42 @@ the server takes work: starting -> ready -> draining, or failed. It runs on the 
 another process except the calls that say so.
 """
 
-import asyncio
 import logging
 import random
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
+from ..common.finish_reason import FINISH_ABORT
 from ..common.links import MANAGER, FromDetokenizer, FromScheduler, ToScheduler
 from ..common.messages import (
     AbortReq,
     BatchStrOutput,
+    ContinueGenerationReqInput,
     ControlReqOutput,
+    ExplainReqInput,
     ExplainReqOutput,
     FlushCacheReqInput,
+    LoadSnapshot,
+    PauseGenerationReqInput,
     StrOutput,
     TokenizedGenerateReqInput,
     pack_int32,
 )
 from ..common.sampling_params import MAX_SEED, SamplingParams
 from .accounting import count_end, observe_output
-from .api_error import APIError, bad_request, unavailable
+from .api_error import APIError, bad_request, unsupported
 from .call import Call
 from .metrics import Metrics
+from .queue_bounds import QueueBounds
 from .req_state import Generation, ReqState
+from .request_history import ReqRecord, RequestHistory, record_of
+from .scheduler_calls import SchedulerCalls
 from .server_status import ServerStatus, Status
 
-FLUSH_SECONDS = 10.0
+MAX_QUEUED_REQUESTS = 2048
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +52,8 @@ class GenerateReq(msgspec.Struct, kw_only=True):
     sampling_params: SamplingParams
     label: str | None = None
     cache_salt: str | None = None
+    priority: int | None = None
+    routing_key: str | None = None
 
 
 class TokenizerManager(ServerStatus):
@@ -64,6 +72,9 @@ class TokenizerManager(ServerStatus):
         clock: Callable[[], float] = time.monotonic,
         random_seed: int | None = None,
         log_requests: bool = False,
+        max_queued_requests: int = MAX_QUEUED_REQUESTS,
+        max_queued_tokens: int | None = None,
+        enable_priority_scheduling: bool = False,
     ) -> None:
         super().__init__(metrics, is_full, clock)
         self.served_model_names = tuple(served_model_names)
@@ -72,7 +83,10 @@ class TokenizerManager(ServerStatus):
         self._random = random.Random(random_seed)  # noqa: S311 - noise of sampling
         self._reqs: dict[str, tuple[ReqState, Generation]] = {}
         self._rids_of: dict[str, list[str]] = {}  # name -> rids
-        self._flushes: dict[str, asyncio.Future[ControlReqOutput]] = {}
+        self._enable_priority_scheduling = enable_priority_scheduling
+        self._queue = QueueBounds(max_queued_requests, max_queued_tokens, metrics)
+        self._calls = SchedulerCalls(send)
+        self._history = RequestHistory()
 
     @property
     def num_inflight(self) -> int:
@@ -88,12 +102,11 @@ class TokenizerManager(ServerStatus):
                 now = self.clock()
                 for output in message.outputs:
                     self._on_output(output, now)
-            case ControlReqOutput():
-                future = self._flushes.get(message.request_id)
-                if future is not None and not future.done():
-                    future.set_result(message)
-            case ExplainReqOutput():
-                logger.warning("an explanation came that nobody asked for")
+            case ControlReqOutput() | ExplainReqOutput():
+                self._calls.on_reply(message)
+            case LoadSnapshot():
+                self._queue.on_load(message, self.clock())
+                self._on_status(message)
             case _:
                 self._on_status(message)
 
@@ -104,9 +117,7 @@ class TokenizerManager(ServerStatus):
         for req, generation in list(self._reqs.values()):
             req.fail(message)
             self._finish(req, generation)
-        for future in self._flushes.values():
-            if not future.done():
-                future.set_exception(unavailable(message, "engine_failed", close=True))
+        self._calls.fail_all(message)
 
     def _on_output(self, output: StrOutput, now: float) -> None:
         found = self._reqs.get(output.rid)
@@ -115,6 +126,10 @@ class TokenizerManager(ServerStatus):
             return
         req, generation = found
         num_tokens = len(output.token_ids) // 4
+        self._queue.on_output(req.rid)
+        if num_tokens:
+            self.last_output = now
+            req.first_output = req.first_output or now
         if req.stream and num_tokens:
             observe_output(self.metrics, req, num_tokens, now)
         req.put(output)
@@ -126,11 +141,15 @@ class TokenizerManager(ServerStatus):
     def _finish(self, req: ReqState, generation: Generation) -> None:
         """The final answer of a request is here: forget it, count it, log it, tell its waiter."""
         assert req.end is not None
+        reason = req.end.finish_reason
+        if isinstance(reason, FINISH_ABORT) and reason.status_code in {429, 503}:
+            req.retry_seconds = self._queue.on_refused()
         req.ended_at = self.clock()
         del self._reqs[req.rid]
         generation.num_running -= 1
         if not generation.num_running:
             self._free_names(generation)
+        self._history.add(req)
         count_end(self.metrics, req, req.end, log=self._log_requests)
         generation.notify(req)
 
@@ -142,6 +161,18 @@ class TokenizerManager(ServerStatus):
     # ---- to the scheduler -------------------------------------------------------------------------------------------
 
     @contextmanager
+    def queue_place(self, call: Call, num_reqs: int) -> Iterator[None]:
+        """Around a call for so many requests, before anything is rendered or tokenized: APIError 429 if too many wait.
+
+        The place counts until `generate` sends the requests, or until the context is left.
+        """
+        self._queue.enter(call.request_id, num_reqs)
+        try:
+            yield
+        finally:
+            self._queue.leave(call.request_id)
+
+    @contextmanager
     def generate(self, call: Call, requests: Sequence[GenerateReq], *, stream: bool) -> Iterator[Generation]:
         """Send the requests of one HTTP call; leaving the context aborts those that have not ended.
 
@@ -150,8 +181,10 @@ class TokenizerManager(ServerStatus):
         """
         if self.status is not Status.DRAINING:  # what was accepted before draining began is served
             self.check_accepting()
+        self._queue.check_tokens(call.request_id, sum(len(request.input_ids) for request in requests))
         reqs = [self._new_req(call, index, request, len(requests), stream) for index, request in enumerate(requests)]
         generation = self._register(call, reqs)
+        self._queue.leave(call.request_id)
         try:
             for req, request in zip(reqs, requests, strict=True):
                 self._submit(call, req, request)
@@ -167,8 +200,7 @@ class TokenizerManager(ServerStatus):
 
     def abort(self, name: str) -> int:
         """End what has this name (a label, a rid, a response's id); returns how many requests were in flight."""
-        request_id = name.removeprefix("chatcmpl-").removeprefix("cmpl-")
-        found = self._rids_of.get(name) or self._rids_of.get(request_id) or [name]
+        found = self._rids_of.get(name) or self._rids_of.get(_call_id(name)) or [name]
         rids = [rid for rid in found if rid in self._reqs]
         if rids:
             self._send(AbortReq(rids=rids))
@@ -181,22 +213,46 @@ class TokenizerManager(ServerStatus):
             self._send(AbortReq(rids=rids))
         return len(rids)
 
+    def check_priority(self, priority: int | None) -> None:
+        """Raise the 400 for a priority that would do nothing here."""
+        if priority and not self._enable_priority_scheduling:
+            raise unsupported("priority", "priority needs a server with --enable-priority-scheduling; leave it out")
+
+    # ---- questions to the scheduler: each waits for the answer, or raises APIError ---------------------------------
+
     async def flush_cache(self) -> ControlReqOutput:
-        """Ask the scheduler to empty its cache and wait for its answer; TimeoutError, or APIError if it fails."""
-        request_id = secrets.token_hex(8)
-        future: asyncio.Future[ControlReqOutput] = asyncio.get_running_loop().create_future()
-        self._flushes[request_id] = future
-        try:
-            self._send(FlushCacheReqInput(request_id=request_id, frontend=MANAGER))
-            async with asyncio.timeout(FLUSH_SECONDS):
-                return await future
-        finally:
-            del self._flushes[request_id]
+        """Empty the prefix cache."""
+        return await self._calls.ask(lambda asked: FlushCacheReqInput(asked, MANAGER), ControlReqOutput)
+
+    async def pause_generation(self, mode: str) -> ControlReqOutput:
+        """Plan no step until `continue_generation`; `mode` is one of PAUSE_MODES."""
+        if mode == "abort":
+            self.abort_all()
+        return await self._calls.ask(lambda asked: PauseGenerationReqInput(asked, MANAGER, mode), ControlReqOutput)
+
+    async def continue_generation(self) -> ControlReqOutput:
+        """Go on after a pause."""
+        return await self._calls.ask(lambda asked: ContinueGenerationReqInput(asked, MANAGER), ControlReqOutput)
+
+    async def explain(self, rid: str) -> ExplainReqOutput:
+        """What became of a request, by its rid."""
+        return await self._calls.ask(lambda asked: ExplainReqInput(asked, MANAGER, rid), ExplainReqOutput)
+
+    def find_requests(self, name: str) -> list[ReqRecord]:
+        """The requests of one HTTP call, running or ended, that have this name: a label, a rid, a response's id.
+
+        Several of a batch; of calls that used one label after another those of the last.
+        """
+        names = {name, _call_id(name)}
+        records = [record_of(req) for req, _ in self._reqs.values() if not names.isdisjoint(req.names)]
+        records += [record for each in names for record in self._history.find(each)]
+        last = max(records, key=lambda record: record.arrival, default=None)
+        return [record for record in records if last is not None and record.call_id == last.call_id]
 
     def _new_req(self, call: Call, index: int, request: GenerateReq, num_requests: int, stream: bool) -> ReqState:
         parts = [request.label, call.request_id, str(index) if num_requests > 1 else None]
         rid = "-".join(part for part in parts if part)
-        return ReqState(rid, request.label, index, len(request.input_ids), call.arrival, stream)
+        return ReqState(call, rid, request.label, index=index, prompt_len=len(request.input_ids), stream=stream)
 
     def _register(self, call: Call, reqs: list[ReqState]) -> Generation:
         """Take the names of a call; APIError if a client's id is in flight already."""
@@ -219,6 +275,7 @@ class TokenizerManager(ServerStatus):
 
     def _submit(self, call: Call, req: ReqState, request: GenerateReq) -> None:
         logger.debug("request %s: sent with %d prompt tokens", req.rid, req.prompt_len)
+        self._queue.on_sent(req.rid, req.prompt_len)
         self._send(
             TokenizedGenerateReqInput(
                 rid=req.rid,
@@ -229,7 +286,11 @@ class TokenizerManager(ServerStatus):
                 eos_token_ids=self.encoder.tokenizer.eos_token_ids,
                 stream=req.stream,
                 traceparent=call.traceparent,
+                priority=request.priority,
                 cache_salt=request.cache_salt,
+                routing_key=request.routing_key or call.routing_key,
+                waiting_timeout=call.waiting_timeout,
+                timeout=call.timeout,
             )
         )
 
@@ -249,3 +310,8 @@ class TokenizerManager(ServerStatus):
         self._free_names(generation)
         if left:
             self._send(AbortReq(rids=[req.rid for req in left], message="The client closed the connection."))
+
+
+def _call_id(name: str) -> str:
+    """The id of a call, from that of its response."""
+    return name.removeprefix("chatcmpl-").removeprefix("cmpl-")
