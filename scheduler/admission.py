@@ -1,47 +1,77 @@
 """The scheduler's own check of a request: a second line behind the edge, which has refused most of these before."""
 
+import math
 from array import array
-
-import msgspec
 
 from ..common.messages import TokenizedGenerateReqInput
 from ..common.sampling_params import InvalidParam, check_sampling_params
 from .req import Req
+from .scheduler_config import SchedulerConfig
+from .waiting_queue import WaitingQueue
 
-
-class Limits(msgspec.Struct, frozen=True):
-    """What the workers can do."""
-
-    vocab_size: int
-    context_len: int
-    max_total_num_tokens: int  # KV slots
+MAX_PRIORITY = 2**31 - 1
 
 
 class Refused(ValueError):
-    """The request can never be served; the message is for the client."""
+    """The request is not taken; the message is for the client."""
 
-    status_code = 400
+    def __init__(self, message: str, status_code: int = 400) -> None:
+        super().__init__(message)
+        self.status_code = status_code
 
 
-def admit(message: TokenizedGenerateReqInput, limits: Limits) -> Req:
+def admit(message: TokenizedGenerateReqInput, config: SchedulerConfig) -> Req:
     """Make the request, with `max_new_tokens` clamped to the context and to the KV cache; or raise Refused."""
-    token_ids = _token_ids(message.input_ids, limits.vocab_size)
+    token_ids = _token_ids(message.input_ids, config.vocab_size)
     try:
-        check_sampling_params(message.sampling_params, limits.vocab_size)
+        check_sampling_params(message.sampling_params, config.vocab_size)
     except InvalidParam as error:
         raise Refused(str(error)) from error
-    num_tokens = len(token_ids)
-    if num_tokens >= limits.context_len:
+    _check_times(message)
+    max_new_tokens = _max_new_tokens(message, len(token_ids), config)
+    return Req(message, token_ids, max_new_tokens, _priority(message, config))
+
+
+def check_queue(req: Req, queue: WaitingQueue, config: SchedulerConfig) -> None:
+    """Refuse with 429 what would make the queue longer than its bounds. An empty queue takes any request."""
+    num_tokens = queue.num_tokens + req.num_waiting_tokens
+    if len(queue) >= config.max_queued_requests:
+        raise Refused(f"The queue is full: {len(queue)} requests wait.", 429)
+    if len(queue) and num_tokens > config.queued_tokens_limit:
+        limit = config.queued_tokens_limit
+        raise Refused(f"The queue is full: {queue.num_tokens} prompt tokens wait, and at most {limit} may.", 429)
+
+
+def _max_new_tokens(message: TokenizedGenerateReqInput, num_tokens: int, config: SchedulerConfig) -> int:
+    """Outputs that the request may have: the context's room and the KV cache's. The last output needs no KV."""
+    context_len = config.context_len
+    num_slots = config.num_kv_tokens - config.max_steps_in_flight * (config.decode_width - 1)
+    if num_tokens >= context_len:
         raise Refused(
-            f"The prompt has {num_tokens} tokens and leaves no room for output: the context is {limits.context_len} tokens."
+            f"The prompt has {num_tokens} tokens and leaves no room for output: the context is {context_len} tokens."
         )
-    if num_tokens > limits.max_total_num_tokens:
-        raise Refused(f"The prompt has {num_tokens} tokens, and the KV cache holds {limits.max_total_num_tokens}.")
-    room = min(
-        limits.context_len - num_tokens, limits.max_total_num_tokens - num_tokens + 1
-    )  # the last token has no KV
+    if num_tokens > num_slots:
+        raise Refused(f"The prompt has {num_tokens} tokens, and the KV cache holds {num_slots}.")
+    room = min(context_len - num_tokens, num_slots - num_tokens + 1)
     wanted = message.sampling_params.max_new_tokens
-    return Req(message, token_ids, room if wanted is None else min(wanted, room))
+    return room if wanted is None else min(wanted, room)
+
+
+def _priority(message: TokenizedGenerateReqInput, config: SchedulerConfig) -> int:
+    """Larger is more urgent, whatever the flag says of the client's numbers; 0 where there is none."""
+    priority = message.priority or 0
+    if abs(priority) > MAX_PRIORITY:
+        raise Refused(f"priority must fit in 32 bits, not {priority}.")
+    if not config.enable_priority_scheduling:
+        return 0
+    return -priority if config.schedule_low_priority_values_first else priority
+
+
+def _check_times(message: TokenizedGenerateReqInput) -> None:
+    for name in ("arrival", "waiting_timeout", "timeout"):
+        seconds = getattr(message, name)
+        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+            raise Refused(f"{name} must be a finite number of seconds, not {seconds}.")
 
 
 def _token_ids(input_ids: bytes, vocab_size: int) -> "array[int]":

@@ -15,6 +15,11 @@ class LoadStats:
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self.num_retractions = 0
+        self.num_preemptions = 0
+        self.num_backfills = 0
+        self.num_broken_invariants = 0
+        self.num_started_reqs = 0
+        self.chunk_tokens = 0  # that the last step might have computed
         self.step_seconds: list[float] = []
         self.queue_seconds: list[float] = []
 
@@ -28,9 +33,18 @@ class LoadStats:
         self.queue_seconds.append(max(0.0, queue_seconds))
         self.num_query_tokens += num_prompt_tokens
         self.num_hit_tokens += num_hit_tokens
+        self.num_started_reqs += 1
 
     def take_snapshot(
-        self, pool: PagePool, *, num_running_reqs: int, num_queue_reqs: int, new_token_ratio: float, num_dropped: int
+        self,
+        pool: PagePool,
+        *,
+        num_running_reqs: int,
+        num_queue_reqs: int,
+        num_queue_tokens: int,
+        new_token_ratio: float,
+        num_dropped: int,
+        is_paused: bool,
     ) -> LoadSnapshot:
         """The gauges now, the counters, and the observations, which start anew."""
         num_used_pages = pool.allocator.num_pages - pool.num_available_pages
@@ -48,6 +62,14 @@ class LoadStats:
             dropped_frames_total=num_dropped,
             step_seconds=self.step_seconds,
             queue_seconds=self.queue_seconds,
+            num_queue_tokens=num_queue_tokens,
+            started_reqs_total=self.num_started_reqs,
+            started_tokens_total=self.num_query_tokens,
+            preemptions_total=self.num_preemptions,
+            backfills_total=self.num_backfills,
+            broken_invariants_total=self.num_broken_invariants,
+            chunk_tokens=self.chunk_tokens,
+            is_paused=is_paused,
         )
         self.step_seconds, self.queue_seconds = [], []
         return snapshot

@@ -1,5 +1,7 @@
 """What goes to the detokenizer: starts, tokens and ends, gathered until they are taken as one message."""
 
+from collections.abc import Iterable, Sequence
+
 from ..common.finish_reason import FINISH_ABORT, FinishReason
 from ..common.messages import (
     BatchTokenIDOutput,
@@ -13,12 +15,20 @@ from .req import Req
 
 NUM_CONTEXT_TOKENS = 8
 NOT_COMPUTED = RequestStats(prompt_tokens=0, cached_tokens=0, num_retractions=0)
-ERR_TYPES = {400: "BadRequestError", 499: "RequestAborted", 500: "InternalServerError", 503: "ServiceUnavailableError"}
+ERR_TYPES = {
+    400: "BadRequestError",
+    429: "QueueFull",
+    499: "RequestAborted",
+    500: "InternalServerError",
+    503: "QueueTimeout",
+    504: "RequestTimeout",
+}
+OUT_OF_MEMORY = "OutOfMemory"
 
 
-def abort_reason(message: str, status_code: int) -> FINISH_ABORT:
-    """The end of a request that was refused, aborted or failed."""
-    return FINISH_ABORT(message, status_code, ERR_TYPES.get(status_code, "InternalServerError"))
+def abort_reason(message: str, status_code: int, err_type: str | None = None) -> FINISH_ABORT:
+    """The end of a request that was refused, aborted or failed; the status says the `err_type` unless it is given."""
+    return FINISH_ABORT(message, status_code, err_type or ERR_TYPES.get(status_code, "InternalServerError"))
 
 
 class TokenOutput:
@@ -36,19 +46,26 @@ class TokenOutput:
         self._token_ids: list[int] = []
         self._ends: list[RequestEnd] = []
 
-    def add_tokens(self, req: Req, token_ids: list[int]) -> None:
-        """New outputs of a request."""
-        self._start(req)
-        self._rids.append(req.rid)
-        self._generations.append(req.num_retractions)
-        self._cached_tokens.append(req.cached_tokens)
-        self._num_tokens.append(len(token_ids))
+    def add_start(self, req: Req) -> None:
+        """The request's first tokens, or its end, follow."""
+        if not req.has_started:
+            req.has_started = True
+            context = req.key(max(0, req.prompt_len - NUM_CONTEXT_TOKENS), req.prompt_len)
+            self._starts.append(_stream_start(req.message, req.prompt_len, context))
+
+    def add_tokens(self, reqs: Sequence[Req], counts: Iterable[int], token_ids: Iterable[int]) -> None:
+        """New outputs: `counts[i]` ids of the flat `token_ids` for `reqs[i]`, which has started."""
+        self._rids += [req.rid for req in reqs]
+        self._generations += [req.num_retractions for req in reqs]
+        self._cached_tokens += [req.cached_tokens for req in reqs]
+        self._num_tokens += counts
         self._token_ids += token_ids
 
     def add_end(self, req: Req, reason: FinishReason) -> None:
         """The request ends after the outputs that it has."""
-        self._start(req)
-        self._ends.append(RequestEnd(req.rid, reason, req.num_outputs, _stats(req)))
+        self.add_start(req)
+        stats = RequestStats(req.prompt_len, req.cached_tokens, req.num_retractions)
+        self._ends.append(RequestEnd(req.rid, reason, req.num_outputs, stats))
 
     def add_refusal(self, message: TokenizedGenerateReqInput, reason: FINISH_ABORT) -> None:
         """A request that never became one: it starts and ends at once."""
@@ -71,13 +88,6 @@ class TokenOutput:
         self._clear()
         return output
 
-    def _start(self, req: Req) -> None:
-        if req.has_started:
-            return
-        req.has_started = True
-        context = req.key(max(0, req.prompt_len - NUM_CONTEXT_TOKENS), req.prompt_len)
-        self._starts.append(_stream_start(req.message, req.prompt_len, context))
-
 
 def _stream_start(message: TokenizedGenerateReqInput, prompt_len: int, context_ids: bytes) -> StreamStart:
     params = message.sampling_params
@@ -91,8 +101,5 @@ def _stream_start(message: TokenizedGenerateReqInput, prompt_len: int, context_i
         stop=params.stop,
         skip_special_tokens=params.skip_special_tokens,
         no_stop_trim=params.no_stop_trim,
+        stop_regex=params.stop_regex,
     )
-
-
-def _stats(req: Req) -> RequestStats:
-    return RequestStats(req.prompt_len, req.cached_tokens, req.num_retractions)

@@ -145,7 +145,7 @@ class PrefillAdder:
 
 def _clipped_new_tokens(req: Req) -> int:
     """Output tokens that are still to come, clipped."""
-    return min(max(req.max_new_tokens - req.num_planned_outputs, 0), CLIP_MAX_NEW_TOKENS)
+    return min(req.num_left_to_plan, CLIP_MAX_NEW_TOKENS)
 
 
 def _expected_new_tokens(req: Req, new_token_ratio: float) -> float:

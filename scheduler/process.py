@@ -10,7 +10,6 @@ import msgspec
 from ..common.channel import Hub
 from ..common.config import ChildConfig, ServerArgs
 from ..common.messages import BatchResult, StepAck
-from .invariants import broken_invariants
 from .load import SnapshotClock
 from .scheduler import Scheduler
 from .start_up import Links, open_links, ready_message, scheduler_config, wait_for_workers
@@ -48,7 +47,7 @@ class SchedulerProcess:
     def loop(self) -> None:
         """Wait, receive, take results, plan, send; blocks while there is nothing to do."""
         while True:
-            self.hub.wait(int(self.snapshot_clock.seconds_left(time.monotonic()) * 1000) + 1)
+            self.wait()
             now = time.monotonic()
             self.receive(now)
             self.plan(now)
@@ -56,15 +55,23 @@ class SchedulerProcess:
             self.send_snapshot(now)
             self.watchdog.check(now, is_full=self.hub.is_full)
 
+    def wait(self) -> None:
+        """Until something arrives, or the next snapshot or time limit is due."""
+        now = time.monotonic()
+        seconds, deadline = self.snapshot_clock.seconds_left(now), self.scheduler.next_deadline()
+        if deadline is not None:
+            seconds = max(0.0, min(seconds, deadline - now))
+        self.hub.wait(int(seconds * 1000) + 1)
+
     def receive(self, now: float) -> None:
         """Requests first, then results: what has arrived by now takes part in the next step."""
         for message in (*self.links.from_manager.drain(), *self.links.from_detokenizer.drain()):
-            self.scheduler.handle(message)
+            self.scheduler.handle(message, now)
             self.snapshot_clock.on_news()
         for receiver in self.links.from_ranks:
             for answer in receiver.drain():
                 if isinstance(answer, BatchResult):
-                    self.scheduler.process_batch_result(answer)
+                    self.scheduler.process_batch_result(answer, now)
                     self.watchdog.on_result(answer.step, now)
                     self.snapshot_clock.on_news()
                     self.send_output()
@@ -99,11 +106,9 @@ class SchedulerProcess:
         """The heartbeat, when it is due. After a second of idleness the invariants are checked once."""
         if self.snapshot_clock.seconds_left(now) > 0:
             return
-        if not self._is_checked and not self.snapshot_clock.has_news and not self.scheduler.requests:
+        if self.scheduler.is_idle and not self._is_checked and not self.snapshot_clock.has_news:
             self._is_checked = True
-            for problem in broken_invariants(self.scheduler):
-                logger.error("broken invariant: %s", problem)
-        self.links.to_manager.send(
-            self.scheduler.take_snapshot(self.hub.num_dropped + sum(self._dropped_by_rank.values()))
-        )
+            self.scheduler.check_when_idle()
+        num_dropped = self.hub.num_dropped + sum(self._dropped_by_rank.values())
+        self.links.to_manager.send(self.scheduler.take_snapshot(now, num_dropped))
         self.snapshot_clock.on_sent(now)

@@ -42,13 +42,17 @@ class Req:
     """One request.
 
     `token_ids` is the prompt and the outputs known so far. Of its KV, `kv_committed_len` tokens are computed (their
-    results are back) and `kv_allocated_len` are computed or planned. `page_ids` is its page table: the first
-    `num_tree_pages` belong to the radix tree (`last_node`, locked), the others to the request alone.
+    results are back) and `kv_allocated_len` are computed or planned. `page_ids` is its page table, which has room for
+    `num_slots` tokens: its first `num_tree_pages` belong to the radix tree (`last_node`, locked), the others to the
+    request alone. `num_left_to_plan` outputs may still be planned: each row that samples takes one, or more when its
+    result brings more, so that no step is ever planned past `max_new_tokens` (which ends with the context).
     """
 
     __slots__ = (
+        "arrival",
         "cached_tokens",
         "end_token_ids",
+        "enqueued_step",
         "extend_range",
         "first_scheduled",
         "has_started",
@@ -56,15 +60,18 @@ class Req:
         "kv_allocated_len",
         "kv_committed_len",
         "last_node",
+        "matched_len",
         "max_new_tokens",
         "message",
         "namespace",
+        "num_left_to_plan",
         "num_retractions",
-        "num_samples_in_flight",
         "num_sent_pages",
+        "num_slots",
         "num_steps_in_flight",
         "num_tree_pages",
         "page_ids",
+        "priority",
         "prompt_len",
         "rid",
         "row",
@@ -74,9 +81,13 @@ class Req:
         "waits_for",
     )
 
-    def __init__(self, message: TokenizedGenerateReqInput, token_ids: "array[int]", max_new_tokens: int) -> None:
+    def __init__(
+        self, message: TokenizedGenerateReqInput, token_ids: "array[int]", max_new_tokens: int, priority: int = 0
+    ) -> None:
         self.message = message
         self.rid = message.rid
+        self.arrival = message.arrival
+        self.priority = priority  # a larger number is more urgent
         self.namespace = (message.lora_id, message.cache_salt)
         self.token_ids = token_ids
         self.prompt_len = len(token_ids)
@@ -87,35 +98,33 @@ class Req:
         self.status = ReqStatus.WAITING
         self.num_retractions = 0
         self.cached_tokens = 0
+        self.enqueued_step = 0  # the step that was next when it arrived
+        self.matched_len = 0  # tokens that the tree holds for it while it waits, where the policy asks for that
         self.first_scheduled: float | None = None
         self.has_started = False  # its StreamStart is sent
         self.waits_for: tuple[Req, int] | None = None  # a request that computes a prefix of ours, and its length
-        self._reset_cache_state()
+        self.reset_cache_state()
 
-    def _reset_cache_state(self) -> None:
+    def reset_cache_state(self) -> None:
+        """Hold no row and no pages."""
         self.row = NO_ROW
         self.row_generation = 0
         self.extend_range = Range(0, 0)
         self.kv_committed_len = 0
         self.kv_allocated_len = 0
         self.page_ids: list[int] = []
+        self.num_slots = 0
         self.num_tree_pages = 0
         self.num_sent_pages = 0
         self.last_node: TreeNode | None = None
         self.is_private = False  # another request was first to cache the same pages: ours enter the tree at the end
         self.num_steps_in_flight = 0
-        self.num_samples_in_flight = 0
+        self.num_left_to_plan = self.max_new_tokens - self.num_outputs
 
     def move_to(self, status: ReqStatus) -> None:
         """Change the status; AssertionError for a transition that the table does not allow."""
         assert status in TRANSITIONS[self.status], f"request {self.rid}: {self.status.name} -> {status.name}"
         self.status = status
-
-    def reset_for_retract(self) -> None:
-        """Forget everything about rows and pages; tokens stay."""
-        assert self.num_steps_in_flight == 0, "retraction acts on a drained pipeline"
-        self.num_retractions += 1
-        self._reset_cache_state()
 
     @property
     def num_outputs(self) -> int:
@@ -123,19 +132,14 @@ class Req:
         return len(self.token_ids) - self.prompt_len
 
     @property
-    def num_planned_outputs(self) -> int:
-        """Outputs known so far and those that steps in flight will sample."""
-        return len(self.token_ids) - self.prompt_len + self.num_samples_in_flight
-
-    @property
-    def can_decode(self) -> bool:
-        """Whether another token may be planned: never past `max_new_tokens` (which ends with the context)."""
-        return self.num_planned_outputs < self.max_new_tokens
-
-    @property
     def is_queued(self) -> bool:
         """Whether it is in the waiting queue."""
         return self.status is ReqStatus.WAITING or self.status is ReqStatus.RETRACTED
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that it brings when it starts, as far as nothing of them is cached."""
+        return len(self.token_ids)
 
     def key(self, start: int, end: int) -> bytes:
         """Tokens start .. end-1 as a key of the radix tree."""

@@ -15,7 +15,24 @@ from ..common.links import (
     scheduler_to_rank,
 )
 from ..common.messages import LoadProgress, SchedulerReady, TextEnded, WorkerReady
-from .scheduler import SchedulerConfig
+from .scheduler_config import SchedulerConfig
+
+SAME_NAMES = (  # fields of SchedulerConfig that are flags
+    "max_prefill_tokens",
+    "schedule_policy",
+    "schedule_ageing_steps",
+    "schedule_conservativeness",
+    "enable_priority_scheduling",
+    "schedule_low_priority_values_first",
+    "priority_scheduling_preemption_threshold",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "request_waiting_timeout",
+    "request_timeout",
+    "radix_eviction_policy",
+    "disable_overlap_schedule",
+    "disable_radix_cache",
+)
 
 
 class Links(NamedTuple):
@@ -74,11 +91,8 @@ def scheduler_config(args: ServerArgs, workers: list[WorkerReady]) -> SchedulerC
         context_len=first.context_len,
         max_running_requests=min(args.max_running_requests, *(worker.max_running_requests for worker in workers)),
         chunked_prefill_size=args.chunked_prefill_size or 512,
-        max_prefill_tokens=args.max_prefill_tokens,
-        schedule_policy=args.schedule_policy,
-        schedule_conservativeness=args.schedule_conservativeness,
-        disable_overlap_schedule=args.disable_overlap_schedule,
-        disable_radix_cache=args.disable_radix_cache,
+        random_seed=args.random_seed or 0,
+        **{name: getattr(args, name) for name in SAME_NAMES},
     )
 
 

@@ -85,7 +85,9 @@ class FakeWorker:
         vocab_size: int = VOCAB_SIZE,
         max_running_requests: int = MAX_RUNNING_REQUESTS,
         failing_token_id: int | None = None,
+        context_len: int = CONTEXT_LEN,
     ) -> None:
+        self.context_len = context_len
         self.num_pages = num_pages
         self.page_size = page_size
         self.vocab_size = vocab_size
@@ -111,7 +113,8 @@ class FakeWorker:
         decodes = unpack_int32(batch.decode_rows)
         computed = [row for row, _, _ in extends] + decodes
         assert len(set(computed)) == len(computed), "a row is computed twice in one step"
-        outcomes = [self._extend(*extend) for extend in extends] + [self._decode(row) for row in decodes]
+        outcomes = [self._extend(*extend) for extend in extends]
+        outcomes += [self._decode(row, batch.decode_width) for row in decodes]
         return self._result(batch.step, computed, outcomes) if computed else None
 
     def _add_row(self, new_req: NewReq) -> None:
@@ -150,13 +153,23 @@ class FakeWorker:
         self._write(row, start, end)
         return self._sample(row) if end == len(row.token_ids) else ([], None)
 
-    def _decode(self, index: int) -> tuple[list[int], str | None]:
+    def _decode(self, index: int, width: int) -> tuple[list[int], str | None]:
+        """One token, or with a width above 1 as many as a hash says: a draft is accepted now and then."""
         row = self.rows[index]
         if row.error:
             return [], row.error
         assert row.kv_len == len(row.token_ids) - 1, f"row {index} decodes before its prompt is computed"
-        self._write(row, row.kv_len, len(row.token_ids))
-        return self._sample(row)
+        num_tokens = 1 + next_token(row.token_ids, width)
+        num_slots = len(row.page_ids) * self.page_size
+        assert row.kv_len + width <= num_slots, f"row {index} has no room for {width} tokens"
+        new_ids: list[int] = []
+        while len(new_ids) < num_tokens and len(row.token_ids) < self.context_len:
+            self._write(row, row.kv_len, len(row.token_ids))
+            sampled, error = self._sample(row)
+            if error:
+                return [], error
+            new_ids += sampled
+        return new_ids, None
 
     def _write(self, row: Row, start: int, end: int) -> None:
         others = {page_id for other in self.rows.values() if other is not row for page_id in other.page_ids}

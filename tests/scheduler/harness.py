@@ -2,12 +2,13 @@
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
+from millstream.common.links import ControlReply
 from millstream.common.messages import (
     AbortReq,
     BatchResult,
     BatchTokenIDOutput,
-    ControlReqOutput,
     RequestEnd,
     ScheduleBatch,
     StreamStart,
@@ -19,7 +20,8 @@ from millstream.common.messages import (
 from millstream.common.sampling_params import SamplingParams
 from millstream.scheduler.invariants import broken_invariants
 from millstream.scheduler.req import Req
-from millstream.scheduler.scheduler import Scheduler, SchedulerConfig
+from millstream.scheduler.scheduler import Scheduler
+from millstream.scheduler.scheduler_config import SchedulerConfig
 from tests.scheduler.fake_worker import FakeWorker
 
 VOCAB_SIZE = 50
@@ -46,13 +48,9 @@ class Harness:
         num_pages: int = 64,
         page_size: int = 4,
         max_running_requests: int = 8,
-        chunked_prefill_size: int = 512,
-        max_prefill_tokens: int = 16384,
         context_len: int = 1000,
-        disable_overlap_schedule: bool = False,
-        disable_radix_cache: bool = False,
-        schedule_conservativeness: float = 1.0,
         failing_token_id: int | None = None,
+        **options: Any,
     ) -> None:
         config = SchedulerConfig(
             num_pages=num_pages,
@@ -60,24 +58,22 @@ class Harness:
             vocab_size=VOCAB_SIZE,
             context_len=context_len,
             max_running_requests=max_running_requests,
-            chunked_prefill_size=chunked_prefill_size,
-            max_prefill_tokens=max_prefill_tokens,
-            schedule_conservativeness=schedule_conservativeness,
-            disable_overlap_schedule=disable_overlap_schedule,
-            disable_radix_cache=disable_radix_cache,
+            **options,
         )
         self.scheduler = Scheduler(config)
+        self.state = self.scheduler.state
         self.worker = FakeWorker(
             num_pages=num_pages,
             page_size=page_size,
             vocab_size=VOCAB_SIZE,
             max_running_requests=max_running_requests,
             failing_token_id=failing_token_id,
+            context_len=context_len,
         )
         self.results: deque[BatchResult] = deque()  # computed, and not yet given to the scheduler
         self.batches: list[ScheduleBatch] = []
         self.clients: dict[str, Client] = {}
-        self.replies: list[ControlReqOutput] = []
+        self.replies: list[ControlReply] = []
         self.now = 0.0
         self.seen: Counter[str] = Counter()  # rare situations, so that a test can tell that it met them
 
@@ -94,6 +90,10 @@ class Harness:
         temperature: float = 1.0,
         cache_salt: str | None = None,
         arrival: float | None = None,
+        priority: int | None = None,
+        routing_key: str | None = None,
+        waiting_timeout: float | None = None,
+        timeout: float | None = None,
     ) -> Client:
         """Send a request."""
         params = SamplingParams(
@@ -112,36 +112,40 @@ class Harness:
             sampling_params=params,
             eos_token_ids=eos,
             cache_salt=cache_salt,
+            priority=priority,
+            routing_key=routing_key,
+            waiting_timeout=waiting_timeout,
+            timeout=timeout,
         )
         return self.send(message)
 
     def send(self, message: TokenizedGenerateReqInput) -> Client:
         """Send a request as it is."""
         client = self.clients.setdefault(message.rid, Client())
-        self.scheduler.handle(message)
+        self.scheduler.handle(message, self.now)
         self._collect()
         return client
 
     def abort(self, *rids: str) -> None:
         """The client went away."""
-        self.scheduler.handle(AbortReq(list(rids)))
+        self.scheduler.handle(AbortReq(list(rids)), self.now)
         self._collect()
 
     def end_text(self, rid: str, num_tokens: int) -> None:
         """The detokenizer found a stop string."""
         self.clients[rid].text_ends += 1
-        self.scheduler.handle(TextEnded(rid, 0, num_tokens))
+        self.scheduler.handle(TextEnded(rid, 0, num_tokens), self.now)
         self._collect()
 
     def plan(self) -> bool:
         """Plan one step and let the worker compute it; whether there was one."""
-        scheduler = self.scheduler
-        is_short = scheduler._num_missing_pages() > 0
-        batch = scheduler.get_next_batch_to_run(self.now)
-        self.seen["sits out"] += is_short and bool(scheduler.ending)
-        self.seen["waits"] += any(req.waits_for for req in scheduler.waiting_queue)
-        self.seen["private"] += any(req.is_private for req in scheduler.requests.values())
-        self.seen["ending"] += bool(scheduler.ending)
+        state = self.state
+        is_short = state.num_missing_pages() > 0
+        batch = self.scheduler.get_next_batch_to_run(self.now)
+        self.seen["sits out"] += is_short and bool(state.ending)
+        self.seen["waits"] += any(req.waits_for for req in state.waiting_queue)
+        self.seen["private"] += any(req.is_private for req in state.requests.values())
+        self.seen["ending"] += bool(state.ending)
         if batch is not None:
             self.batches.append(batch)
             result = self.worker.run_step(batch)
@@ -152,7 +156,7 @@ class Harness:
 
     def answer(self) -> None:
         """Give the scheduler the oldest result."""
-        self.scheduler.process_batch_result(self.results.popleft())
+        self.scheduler.process_batch_result(self.results.popleft(), self.now)
         self._collect()
 
     def step(self) -> None:
@@ -164,19 +168,19 @@ class Harness:
 
     def req(self, rid: str) -> Req:
         """The scheduler's view of a request that has not ended."""
-        return self.scheduler.requests[rid]
+        return self.state.requests[rid]
 
     def run(self, max_steps: int = 3000) -> None:
         """Step until all requests have ended."""
         for _ in range(max_steps):
-            if not self.scheduler.requests:
+            if not self.state.requests:
                 break
             self.step()
-        assert not self.scheduler.requests, "requests are stuck"
+        assert not self.state.requests, "requests are stuck"
         assert not self.results
 
     def _collect(self) -> None:
-        problems = broken_invariants(self.scheduler)
+        problems = broken_invariants(self.state)
         assert not problems, problems
         output = self.scheduler.take_output()
         if output is not None:

@@ -92,7 +92,7 @@ def in_flight(harness: Harness) -> None:
 
 def retracted(harness: Harness) -> None:
     running(harness)
-    harness.scheduler._retract(harness.req("r"))
+    harness.state.retract(harness.req("r"), "retracted")
 
 
 STATES = {
@@ -119,7 +119,7 @@ def test_an_abort_ends_a_request_at_once_and_exactly_once(reach: Callable[[Harne
     harness.end_text("r", 0)
     harness.run()
     assert len(client.ends) == 1
-    assert harness.scheduler.pool.num_available_pages == 64
+    assert harness.scheduler.state.pool.num_available_pages == 64
 
 
 @in_every_state
@@ -154,11 +154,11 @@ def test_pages_of_an_aborted_request_come_back_only_with_the_steps_in_flight() -
     in_flight(harness)
     harness.abort("r")
     assert harness.req("r").status is ReqStatus.ENDING
-    assert harness.scheduler.pool.allocator.num_free_pages < 64
+    assert harness.scheduler.state.pool.allocator.num_free_pages < 64
     harness.answer()
-    assert harness.scheduler.pool.allocator.num_free_pages < 64
+    assert harness.scheduler.state.pool.allocator.num_free_pages < 64
     harness.answer()
-    assert harness.scheduler.pool.allocator.num_free_pages == 64
+    assert harness.scheduler.state.pool.allocator.num_free_pages == 64
 
 
 def test_the_tokens_that_a_text_end_keeps_serve_the_next_turn() -> None:
@@ -204,12 +204,12 @@ def test_the_end_carries_what_usage_needs() -> None:
 def test_the_cache_is_flushed_only_when_nothing_runs_or_waits() -> None:
     harness = Harness()
     harness.ask("r", PROMPT, 3)
-    harness.scheduler.handle(FlushCacheReqInput("busy", "http"))
+    harness.scheduler.handle(FlushCacheReqInput("busy", "http"), harness.now)
     harness.run()
-    harness.scheduler.handle(FlushCacheReqInput("idle", "http"))
+    harness.scheduler.handle(FlushCacheReqInput("idle", "http"), harness.now)
     harness.plan()
     assert [(reply.request_id, reply.success) for reply in harness.replies] == [("busy", False), ("idle", True)]
-    assert harness.scheduler.pool.allocator.num_free_pages == 64
+    assert harness.scheduler.state.pool.allocator.num_free_pages == 64
 
 
 def test_a_flush_waits_for_steps_in_flight_of_requests_that_have_ended() -> None:
@@ -217,7 +217,7 @@ def test_a_flush_waits_for_steps_in_flight_of_requests_that_have_ended() -> None
     harness.ask("r", PROMPT, 30)
     harness.plan()
     harness.abort("r")
-    harness.scheduler.handle(FlushCacheReqInput("flush", "http"))
+    harness.scheduler.handle(FlushCacheReqInput("flush", "http"), harness.now)
     harness.plan()
     assert harness.replies == []
     harness.answer()

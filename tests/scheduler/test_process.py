@@ -169,9 +169,9 @@ def test_while_a_link_is_full_no_step_is_planned(caplog: pytest.LogCaptureFixtur
     nobody_reads = links.to_detokenizer
     while not nobody_reads.is_full:
         nobody_reads.send(BatchTokenIDOutput([], [], b"", b"", b"", b"", []))
-    process.scheduler.handle(TokenizedGenerateReqInput("r", "http", 0.0, pack_int32([1, 2]), SamplingParams()))
+    process.scheduler.handle(TokenizedGenerateReqInput("r", "http", 0.0, pack_int32([1, 2]), SamplingParams()), 0.0)
     process.plan(now=0.0)
-    assert process.scheduler.in_flight == []
+    assert process.scheduler.state.in_flight == []
     assert "no step is planned" in caplog.text
     hub.close()
     leave_run_dir(run_dir, lock)

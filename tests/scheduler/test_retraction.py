@@ -4,7 +4,7 @@ from millstream.common.finish_reason import FINISH_ABORT, FINISH_LENGTH
 from millstream.common.messages import unpack_int32
 from millstream.scheduler.new_token_ratio import NewTokenRatio
 from millstream.scheduler.req import ReqStatus
-from millstream.scheduler.schedule_policy import retraction_order
+from millstream.scheduler.retraction import retraction_order
 from tests.scheduler.fake_worker import reference_outputs
 from tests.scheduler.harness import VOCAB_SIZE, Harness
 
@@ -28,7 +28,7 @@ def run_until_short(harness: Harness) -> None:
     for _ in range(100):
         while harness.plan():
             pass
-        if harness.scheduler._num_missing_pages() > 0:
+        if harness.scheduler.state.num_missing_pages() > 0:
             return
         harness.answer()
     raise AssertionError("pages were never short")
@@ -37,13 +37,13 @@ def run_until_short(harness: Harness) -> None:
 def test_a_request_is_retracted_and_gives_the_same_tokens() -> None:
     harness = crowded()
     harness.run()
-    assert harness.scheduler.stats.num_retractions > 0
+    assert harness.scheduler.state.stats.num_retractions > 0
     for i in range(3):
         client = harness.clients[f"r{i}"]
         assert client.output_ids == reference_outputs([i, i, i, i], VOCAB_SIZE, 20)
         assert client.ends[0].finish_reason == FINISH_LENGTH(20)
     num_retractions = [client.ends[0].stats.num_retractions for client in harness.clients.values()]
-    assert sum(num_retractions) == harness.scheduler.stats.num_retractions
+    assert sum(num_retractions) == harness.scheduler.state.stats.num_retractions
     assert [client.generation for client in harness.clients.values()] == num_retractions
 
 
@@ -53,10 +53,10 @@ def test_nobody_is_retracted_while_results_are_in_flight() -> None:
     assert harness.results
     while harness.results:
         assert not harness.plan()
-        assert harness.scheduler.stats.num_retractions == 0
+        assert harness.scheduler.state.stats.num_retractions == 0
         harness.answer()
     assert harness.plan()
-    assert harness.scheduler.stats.num_retractions == 1
+    assert harness.scheduler.state.stats.num_retractions == 1
 
 
 def test_the_longest_output_is_kept_and_the_others_step_back_shortest_output_first() -> None:
@@ -65,7 +65,7 @@ def test_the_longest_output_is_kept_and_the_others_step_back_shortest_output_fir
         harness.ask(rid, [1] * prompt_len, 40)
         harness.req(rid).token_ids.extend([1] * num_outputs)
     reqs = [harness.req(rid) for rid in "abcd"]
-    assert [req.rid for req in retraction_order(reqs, 3)] == ["c", "b", "a", "d"]
+    assert [req.rid for req in retraction_order(reqs)] == ["c", "b", "a", "d"]
 
 
 def test_a_request_that_was_retracted_three_times_goes_last() -> None:
@@ -75,7 +75,7 @@ def test_a_request_that_was_retracted_three_times_goes_last() -> None:
         harness.req(rid).num_retractions = num_retractions
     harness.req("c").token_ids.append(1)
     reqs = [harness.req(rid) for rid in "abc"]
-    assert [req.rid for req in retraction_order(reqs, 3)] == ["b", "c", "a"]
+    assert [req.rid for req in retraction_order(reqs)] == ["b", "c", "a"]
 
 
 def test_a_retracted_request_waits_ahead_of_those_that_came_later() -> None:
@@ -85,7 +85,7 @@ def test_a_retracted_request_waits_ahead_of_those_that_came_later() -> None:
     while harness.results:
         harness.answer()
     harness.plan()
-    waiting = harness.scheduler.waiting_queue
+    waiting = list(harness.state.waiting_queue)
     assert waiting[0].status is ReqStatus.RETRACTED
     assert [req.message.arrival for req in waiting] == sorted(req.message.arrival for req in waiting)
     assert waiting[-1].rid == "new"
@@ -107,7 +107,7 @@ def test_rows_sit_a_step_out_when_pages_are_on_their_way_back() -> None:
     assert unpack_int32(harness.batches[-1].decode_rows) == [with_a_slot.row]
     assert without.num_steps_in_flight == 1
     harness.run()
-    assert harness.scheduler.stats.num_retractions == 0
+    assert harness.scheduler.state.stats.num_retractions == 0
     for i, length in list(enumerate(lengths))[1:]:
         assert harness.clients[f"r{i}"].output_ids == reference_outputs([i] * length, VOCAB_SIZE, 12)
 
@@ -118,8 +118,8 @@ def test_a_request_that_is_prefilled_in_part_is_the_first_to_step_back() -> None
         harness.ask(f"r{i}", [i, 2, 3, 4], 30)
         harness.step()
     harness.ask("long", [(5 + i * i) % VOCAB_SIZE for i in range(48)], 2)
-    while harness.scheduler.stats.num_retractions == 0:
-        chunked_req = harness.scheduler.chunked_req
+    while harness.scheduler.state.stats.num_retractions == 0:
+        chunked_req = harness.scheduler.state.chunked_req
         harness.step()
     assert chunked_req is harness.req("long")
     assert harness.req("long").num_retractions == 1
@@ -132,6 +132,7 @@ def test_the_last_request_that_cannot_go_on_ends_alone_and_the_server_goes_on() 
     harness = Harness(num_pages=4, page_size=4)
     client = harness.ask("r", [1, 2, 3, 4], 5)
     harness.req("r").max_new_tokens = 100  # admission would have clamped it to the pool
+    harness.req("r").num_left_to_plan = 100
     harness.run()
     reason = client.ends[0].finish_reason
     assert isinstance(reason, FINISH_ABORT)
@@ -174,17 +175,17 @@ def test_the_ratio_rises_after_a_retraction_and_is_reset_when_idle() -> None:
     while harness.results:
         harness.answer()
     harness.plan()
-    assert harness.scheduler.new_token_ratio.value > 0.5
+    assert harness.scheduler.state.new_token_ratio.value > 0.5
     harness.run()
     harness.plan()
-    assert harness.scheduler.new_token_ratio.value == 0.0
+    assert harness.scheduler.state.new_token_ratio.value == 0.0
 
 
 def test_overlap_on_and_off_retract_and_give_the_same_tokens() -> None:
     overlap, plain = crowded(), crowded(disable_overlap_schedule=True)
     for harness in (overlap, plain):
         harness.run()
-        assert harness.scheduler.stats.num_retractions > 0
+        assert harness.scheduler.state.stats.num_retractions > 0
     assert {rid: each.output_ids for rid, each in overlap.clients.items()} == {
         rid: each.output_ids for rid, each in plain.clients.items()
     }

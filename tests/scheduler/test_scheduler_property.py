@@ -78,7 +78,7 @@ def set_ups(draw: st.DrawFn) -> dict[str, Any]:
 
 def expected_outputs(harness: Harness, ask: Ask) -> list[int]:
     """What the request gives alone, with `max_new_tokens` clamped as the context and the pool ask."""
-    num_slots, num_tokens = harness.scheduler.pool.max_total_num_tokens, len(ask.prompt)
+    num_slots, num_tokens = harness.scheduler.state.pool.max_total_num_tokens, len(ask.prompt)
     room = min(harness.scheduler.config.context_len - num_tokens, num_slots - num_tokens + 1)
     min_new_tokens = min(ask.min_new_tokens, ask.max_new_tokens)
     return reference_outputs(ask.prompt, VOCAB_SIZE, min(ask.max_new_tokens, room), ask.ends, min_new_tokens)
@@ -89,8 +89,8 @@ def abort_when_pages_are_short(harness: Harness, max_steps: int) -> None:
     for _ in range(max_steps):
         while harness.plan():
             pass
-        running = list(harness.scheduler.running_batch.values())
-        if harness.scheduler._num_missing_pages() > 0 and harness.results:
+        running = list(harness.scheduler.state.running_batch.values())
+        if harness.scheduler.state.num_missing_pages() > 0 and harness.results:
             harness.abort(running[-1].rid)
             return
         if harness.results:
@@ -141,7 +141,7 @@ def check_outcome(harness: Harness, asked: dict[str, Ask]) -> None:
             assert isinstance(reason, FINISH_MATCHED_TOKEN if is_stop else FINISH_LENGTH)
         elif isinstance(reason, FINISH_ABORT):
             assert reason.status_code in {400, 499}
-    pool = harness.scheduler.pool
+    pool = harness.scheduler.state.pool
     assert pool.num_available_pages == pool.allocator.num_pages
     assert len(pool.tree_cache.evict(10**6)) + pool.allocator.num_free_pages == pool.allocator.num_pages
 
@@ -196,7 +196,9 @@ def test_storms_in_a_tiny_pool_retract_evict_wait_and_sit_out_and_lose_nothing(p
             disable_radix_cache=seed % 5 == 0,
         )
         check_outcome(harness, play(harness, random_script(rng)))
-        seen.update(retracted=harness.scheduler.stats.num_retractions, hits=harness.scheduler.stats.num_hit_tokens)
+        seen.update(
+            retracted=harness.scheduler.state.stats.num_retractions, hits=harness.scheduler.state.stats.num_hit_tokens
+        )
         seen.update(harness.seen)
     assert min(seen[name] for name in ("retracted", "hits", "waits", "sits out", "private", "ending")) >= 2, seen
 

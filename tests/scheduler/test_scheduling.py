@@ -70,7 +70,7 @@ def test_only_one_request_is_computed_in_part() -> None:
     harness.ask("c", prompt_of(20, 2), 2)
     harness.plan()
     assert [harness.req(rid).status for rid in "abc"] == [ReqStatus.RUNNING, ReqStatus.PREFILLING, ReqStatus.WAITING]
-    assert harness.scheduler.chunked_req is harness.req("b")
+    assert harness.scheduler.state.chunked_req is harness.req("b")
     harness.run()
 
 
@@ -109,7 +109,7 @@ def test_a_request_without_memory_holds_back_those_behind_it() -> None:
     harness.plan()
     assert [new_req.rid for new_req in harness.batches[0].new_reqs] == ["running"]
     assert not extends_of(harness.batches[-1])[1:]
-    assert [req.rid for req in harness.scheduler.waiting_queue] == ["big", "small"]
+    assert [req.rid for req in harness.scheduler.state.waiting_queue] == ["big", "small"]
 
 
 def test_a_row_is_used_again_with_a_higher_generation() -> None:
@@ -210,7 +210,7 @@ def test_pages_that_another_request_cached_first_stay_private_until_the_end() ->
     harness.step()
     assert harness.req("b").page_ids[: len(table)] == table
     harness.run()
-    assert harness.scheduler.pool.tree_cache.evictable_pages == 6
+    assert harness.scheduler.state.pool.tree_cache.evictable_pages == 6
 
 
 def test_a_decode_step_is_planned_before_the_token_that_it_feeds_is_known() -> None:

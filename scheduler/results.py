@@ -1,0 +1,132 @@
+"""What a step's result does to its requests: tokens are added one by one, and the one that ends a request is the last."""
+
+from ..common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_TOKEN, FinishReason
+from ..common.messages import ROW_ERROR, BatchResult
+from .output import abort_reason
+from .req import Req, ReqStatus
+from .schedule_batch import ProtocolError, ResultColumns, StepInFlight, read_result
+from .scheduler_state import SchedulerState
+
+
+def process_batch_result(state: SchedulerState, result: BatchResult) -> None:
+    """Take the result of the oldest step in flight. Rows of requests that ended meanwhile are dropped."""
+    if not state.in_flight:
+        raise ProtocolError(f"a result of step {result.step} came, and no step is in flight")
+    in_flight = state.in_flight.pop(0)
+    columns = read_result(in_flight, result)
+    state.stats.on_step(result.step_seconds)
+    outputs = NewOutputs()
+    start = _process_extends(state, in_flight, columns, outputs)
+    _process_decodes(state, in_flight, columns, outputs, start)
+    state.output.add_tokens(outputs.reqs, outputs.counts, outputs.token_ids)
+
+
+class NewOutputs:
+    """The tokens of a result that count, for the detokenizer."""
+
+    def __init__(self) -> None:
+        self.reqs: list[Req] = []
+        self.counts: list[int] = []
+        self.token_ids: list[int] = []
+
+    def append(self, req: Req, new_ids: list[int]) -> None:
+        """The next tokens of `req`."""
+        self.reqs.append(req)
+        self.counts.append(len(new_ids))
+        self.token_ids += new_ids
+
+
+def _process_extends(
+    state: SchedulerState, in_flight: StepInFlight, columns: ResultColumns, outputs: NewOutputs
+) -> int:
+    """The prefill rows; returns where in `token_ids` the decode rows begin."""
+    start = 0
+    for index, req in enumerate(in_flight.extends):
+        count, samples = columns.counts[index], in_flight.extend_samples[index]
+        new_ids = columns.token_ids[start : start + count]
+        start += count
+        if not _is_alive(state, req):
+            continue
+        if columns.flags[index] & ROW_ERROR:
+            _fail(state, req, columns)
+            continue
+        _check_count(in_flight, req, count, samples, samples)
+        req.kv_committed_len = in_flight.extend_ends[index]
+        if samples:
+            _process_first_tokens(state, req, new_ids, outputs)
+        else:
+            state.pool.cache_unfinished_req(req)
+    return start
+
+
+def _process_first_tokens(state: SchedulerState, req: Req, new_ids: list[int], outputs: NewOutputs) -> None:
+    """The prompt is computed (anew, after a retraction), and its next token is here."""
+    del state.prefilling[req.rid]
+    if req.num_outputs == 0:
+        state.note(req, "first_token")
+    state.output.add_start(req)
+    end = _append_tokens(req, new_ids)
+    outputs.append(req, new_ids)
+    state.pool.cache_unfinished_req(req)
+    if end is not None:
+        state.end(req, end)
+
+
+def _process_decodes(
+    state: SchedulerState, in_flight: StepInFlight, columns: ResultColumns, outputs: NewOutputs, start: int
+) -> None:
+    """The decode rows: this runs for every token, so it is kept lean."""
+    page_size, width = state.pool.page_size, in_flight.decode_width
+    first = len(in_flight.extends)
+    for req, count, flag in zip(in_flight.decodes, columns.counts[first:], columns.flags[first:], strict=True):
+        new_ids = columns.token_ids[start : start + count]
+        start += count
+        if not _is_alive(state, req):
+            continue
+        if flag & ROW_ERROR:
+            _fail(state, req, columns)
+            continue
+        _check_count(in_flight, req, count, 1, width)
+        end = _append_tokens(req, new_ids)
+        outputs.append(req, new_ids)
+        req.kv_allocated_len -= width - count
+        req.num_left_to_plan -= count - 1
+        old_len = req.kv_committed_len
+        req.kv_committed_len = len(req.token_ids) - 1
+        if old_len // page_size != req.kv_committed_len // page_size:
+            state.pool.cache_unfinished_req(req)
+        if end is not None:
+            state.end(req, end)
+
+
+def _is_alive(state: SchedulerState, req: Req) -> bool:
+    """Count the step as back; whether the request still wants its tokens. An ended one is freed after its last step."""
+    req.num_steps_in_flight -= 1
+    if req.status is not ReqStatus.ENDING:
+        return True
+    if req.num_steps_in_flight == 0:
+        state.release_ended(req)
+    return False
+
+
+def _append_tokens(req: Req, new_ids: list[int]) -> FinishReason | None:
+    """Add outputs up to the one that ends the request (`new_ids` is cut there); returns how it ends, if it does."""
+    for num_new, token_id in enumerate(new_ids, 1):
+        req.token_ids.append(token_id)
+        if token_id in req.end_token_ids:
+            del new_ids[num_new:]
+            return FINISH_MATCHED_TOKEN(token_id)
+        if req.num_outputs >= req.max_new_tokens:
+            del new_ids[num_new:]
+            return FINISH_LENGTH(req.num_outputs)
+    return None
+
+
+def _fail(state: SchedulerState, req: Req, columns: ResultColumns) -> None:
+    message = columns.errors.get(req.row, "The model failed on this request.")
+    state.end(req, abort_reason(message, 500))
+
+
+def _check_count(in_flight: StepInFlight, req: Req, count: int, low: int, high: int) -> None:
+    if not low <= count <= high:
+        raise ProtocolError(f"step {in_flight.step}: {count} tokens for row {req.row}, not {low} to {high}")

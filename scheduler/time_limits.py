@@ -1,0 +1,60 @@
+"""How long a request may wait for its first step, and how long it may take in all."""
+
+import heapq
+
+from .output import abort_reason
+from .req import Req
+from .scheduler_state import SchedulerState
+
+SLACK = 64  # entries of requests that ended before their limit, beyond which the heap is cleared of them
+
+
+class TimeLimits:
+    """A heap of times at which a limit of a live request is due. The server's limits can only be lowered."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._heap: list[tuple[float, str, bool]] = []  # (when, rid, is the limit on waiting)
+
+    def add(self, req: Req) -> None:
+        """Watch a new request."""
+        config, message = self._state.config, req.message
+        for is_waiting, own, asked in (
+            (True, config.request_waiting_timeout, message.waiting_timeout),
+            (False, config.request_timeout, message.timeout),
+        ):
+            limits = [limit for limit in (own, asked) if limit]
+            if limits:
+                heapq.heappush(self._heap, (req.arrival + min(limits), req.rid, is_waiting))
+        if len(self._heap) > 2 * len(self._state.requests) + SLACK:
+            self._heap = [entry for entry in self._heap if self._is_due_for(entry) is not None]
+            heapq.heapify(self._heap)
+
+    def next_deadline(self) -> float | None:
+        """When the next limit is due; None: never."""
+        while self._heap and self._is_due_for(self._heap[0]) is None:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def expire(self) -> None:
+        """End every request whose time is up."""
+        state = self._state
+        while self._heap and self._heap[0][0] <= state.now:
+            entry = heapq.heappop(self._heap)
+            req = self._is_due_for(entry)
+            if req is None:
+                continue
+            seconds = entry[0] - req.arrival
+            if entry[2]:
+                text = f"The request waited {seconds:g} s and could not start: the server is busy."
+                state.end(req, abort_reason(text, 503))
+            else:
+                state.end(req, abort_reason(f"The request took longer than its limit of {seconds:g} s.", 504))
+
+    def _is_due_for(self, entry: tuple[float, str, bool]) -> Req | None:
+        """The request that an entry is about, unless it has ended, or has started and need not fear to wait."""
+        _, rid, is_waiting = entry
+        req = self._state.requests.get(rid)
+        if req is None or rid in self._state.ending or (is_waiting and req.first_scheduled is not None):
+            return None
+        return req
