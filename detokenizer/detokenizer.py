@@ -1,25 +1,28 @@
 """From the tokens of a step to the text of a step, and the one final answer of every request.
 
-Token ends are the scheduler's proposal and arrive with the tokens. A stop string at an earlier or the same token comes
-first: then the answer says so, the scheduler gets a TextEnded, and whatever it still sends of the request is ignored.
+Token ends are the scheduler's proposal and arrive with the tokens. A stop string or regex at an earlier or the same
+token comes first: then the answer says so, the scheduler gets a TextEnded, and whatever it still sends of the request is
+ignored. So a token that was sampled after the end shows nowhere: not in text, token ids or counts.
 """
 
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..common.finish_reason import FINISH_MATCHED_STR, FINISH_MATCHED_TOKEN
+from ..common.finish_reason import FINISH_ABORT, FINISH_MATCHED_TOKEN
 from ..common.messages import (
     BatchTokenIDOutput,
     RequestEnd,
     RequestStats,
+    StreamStart,
     StrEnd,
     StrOutput,
     TextEnded,
     unpack_int32,
 )
+from ..common.sampling_params import InvalidParam
 from ..common.tokenizer import Tokenizer
-from .decode_status import DecodeStatus
+from .decode_status import DecodeStatus, TextEnd
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +57,10 @@ class Detokenizer:
 
     def handle(self, message: BatchTokenIDOutput) -> DetokenizerOutput:
         """Read starts, tokens, ends, in this order; outputs follow the order of the message."""
-        for start in message.starts:
-            self._open[start.rid] = DecodeStatus(start, self._tokenizer)
-        ends = {end.rid: end for end in message.ends}
         done = DetokenizerOutput([], [])
+        for start in message.starts:
+            self._start(start, done)
+        ends = {end.rid: end for end in message.ends}
         for row in split_rows(message):
             if row.rid in self._open:
                 self._take_row(row, ends.get(row.rid), done)
@@ -66,12 +69,23 @@ class Detokenizer:
                 self._take_row(RowTokens(rid, end.stats.num_retractions, end.stats.cached_tokens, []), end, done)
         return done
 
+    def _start(self, start: StreamStart, done: DetokenizerOutput) -> None:
+        """Open a request; one whose stop regexes do not compile (the edge has checked them) fails alone."""
+        try:
+            self._open[start.rid] = DecodeStatus(start, self._tokenizer)
+        except InvalidParam as error:
+            logger.error("request %s: %s", start.rid, error)
+            reason = FINISH_ABORT(str(error), 500, "InternalServerError")
+            answer = StrEnd(reason, 0, RequestStats(start.prompt_len, 0, 0))
+            done.outputs.append(StrOutput(start.rid, "", b"", answer))
+            done.text_ends.append(TextEnded(start.rid, 0, 0))
+
     def _take_row(self, row: RowTokens, end: RequestEnd | None, done: DetokenizerOutput) -> None:
         status = self._open[row.rid]
-        stop = add_tokens(status, row.token_ids, end)
+        text_end = add_tokens(status, row.token_ids, end)
         answer = None
-        if stop is not None:
-            answer = text_end(status, stop, row, end)
+        if text_end is not None:
+            answer = StrEnd(text_end, status.num_tokens, stats_of(status, row, end))
             done.text_ends.append(TextEnded(row.rid, row.generation, status.num_tokens))
         elif end is not None:
             answer = StrEnd(end.finish_reason, status.num_tokens, end.stats)
@@ -94,18 +108,17 @@ def split_rows(message: BatchTokenIDOutput) -> list[RowTokens]:
     return rows
 
 
-def add_tokens(status: DecodeStatus, token_ids: Sequence[int], end: RequestEnd | None) -> str | None:
-    """Give a request its new tokens and its token end; the stop string that ends it first, if any."""
+def add_tokens(status: DecodeStatus, token_ids: Sequence[int], end: RequestEnd | None) -> TextEnd | None:
+    """Give a request its new tokens and its token end; the text end that comes first, if any."""
     drops_last = end is not None and isinstance(end.finish_reason, FINISH_MATCHED_TOKEN)
     last = len(token_ids) - 1 if drops_last and not status.start.no_stop_trim else None
     for position, token_id in enumerate(token_ids):
-        stop = status.add_stop_token(token_id) if position == last else status.add_token(token_id)
-        if stop is not None:
-            return stop
+        text_end = status.add_stop_token(token_id) if position == last else status.add_token(token_id)
+        if text_end is not None:
+            return text_end
     return None if end is None else status.finish()
 
 
-def text_end(status: DecodeStatus, stop: str, row: RowTokens, end: RequestEnd | None) -> StrEnd:
-    """The answer of a request that a stop string ended."""
-    stats = RequestStats(status.start.prompt_len, row.cached_tokens, row.generation) if end is None else end.stats
-    return StrEnd(FINISH_MATCHED_STR(stop), status.num_tokens, stats)
+def stats_of(status: DecodeStatus, row: RowTokens, end: RequestEnd | None) -> RequestStats:
+    """The scheduler's figures where its end is there already, else what its tokens say."""
+    return RequestStats(status.start.prompt_len, row.cached_tokens, row.generation) if end is None else end.stats

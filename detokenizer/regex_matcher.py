@@ -1,0 +1,86 @@
+r"""Stop regexes over a stream of text.
+
+The text ends at the first token after which the text so far has a match. Of several matches the one that starts first
+counts, then the pattern given first. `$`, `\z` and `\b` see the end of the text so far; `^` its beginning. A match in
+the tokens before `min_new_tokens` is passed over: the search goes on behind it.
+
+A match that is not complete must not be sent yet, since it would be trimmed. So the matcher keeps the held text: what
+may be the beginning of a match, from the first place where one may begin. A match that comes later starts there or
+after it; so each token costs a search of the held and the new text, and never of what came before.
+
+The held text is at most MAX_HELD_BYTES long. A pattern without `*`, `+` or `{n,}` can't match more (its program has an
+instruction for every byte, and MAX_PROGRAM_SIZE is no more), so nothing is lost. Of one with them, a match that gets
+longer is only known by its last MAX_HELD_BYTES: it still ends the text if they match alone (`[0-9]+:`), and then only
+they are trimmed; if they do not (`BEGIN[\s\S]*END`), it is not seen. What is sent never depends on whether it streams.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..common.stop_regex import MAX_PROGRAM_SIZE, StopRegexes, compile_stop_regexes
+
+MAX_HELD_BYTES = MAX_PROGRAM_SIZE
+
+
+class RegexMatch(NamedTuple):
+    """`pattern` matches from `start` to `end`: characters counted from the end of the text that was fed."""
+
+    pattern: str
+    start: int
+    end: int
+
+
+class RegexMatcher:
+    """The stop regexes of one request. `held_len` is the number of characters at the text's end that must wait."""
+
+    def __init__(self, regexes: StopRegexes) -> None:
+        self._regexes = regexes
+        self._seen = b""  # the byte before the held text, if there is one, for \b and ^; then the held text
+        self._held_start = 0
+        self.held_len = 0
+
+    def peek(self, piece: str) -> RegexMatch | None:
+        """The match that there would be after this piece; changes nothing."""
+        text = self._seen + piece.encode()
+        found = self._find(text, self._held_start)
+        if found is None:
+            return None
+        begin, index, end = found
+        return RegexMatch(self._regexes.patterns[index], len(text[begin:].decode()), len(text[end:].decode()))
+
+    def feed(self, piece: str) -> RegexMatch | None:
+        """Read the text of a token; the match that ends it (then nothing may follow)."""
+        match = self.peek(piece) if piece else None
+        if piece and match is None:
+            self._hold(self._seen + piece.encode(), self._held_start)
+        return match
+
+    def skip(self, piece: str) -> None:
+        """Read the text of a token that matches can't end."""
+        text, start = self._seen + piece.encode(), self._held_start
+        while (found := self._find(text, start)) is not None:
+            _, _, start = found
+        self._hold(text, start)
+
+    def _find(self, text: bytes, start: int) -> tuple[int, int, int] | None:
+        """Where the first match begins, its pattern's index, and where it ends."""
+        found = [(index, regex.search(text, start)) for index, regex in enumerate(self._regexes.searches)]
+        return min(((match.start(), index, match.end()) for index, match in found if match), default=None)
+
+    def _hold(self, text: bytes, start: int) -> None:
+        start = max(self._regexes.beginning.search(text, start).start(), len(text) - MAX_HELD_BYTES)
+        while start < len(text) and text[start] & 0xC0 == 0x80:  # inside a character
+            start += 1
+        self._held_start = min(start, 1)
+        self._seen = text[start - self._held_start :]
+        self.held_len = len(self._seen[self._held_start :].decode())
+
+
+@lru_cache(maxsize=64)
+def _compiled(patterns: tuple[str, ...]) -> StopRegexes:
+    return compile_stop_regexes(patterns)
+
+
+def make_regex_matcher(patterns: tuple[str, ...]) -> RegexMatcher | None:
+    """A matcher of these stop regexes, None where there are none; InvalidParam if they do not compile."""
+    return RegexMatcher(_compiled(patterns)) if patterns else None
