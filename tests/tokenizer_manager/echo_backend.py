@@ -7,6 +7,9 @@ scheduler and a detokenizer would say of ends, aborts, caches and load, it says 
 import asyncio
 import codecs
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from millstream.common.finish_reason import (
     FINISH_ABORT,
@@ -15,15 +18,20 @@ from millstream.common.finish_reason import (
     FINISH_MATCHED_TOKEN,
     FinishReason,
 )
-from millstream.common.links import FromDetokenizer, FromScheduler, ToScheduler
+from millstream.common.links import ControlReply, FromDetokenizer, FromScheduler, ToScheduler
 from millstream.common.messages import (
     AbortReq,
     BatchStrOutput,
+    ContinueGenerationReqInput,
     ControlReqOutput,
     DetokenizerReady,
+    ExplainedEvent,
+    ExplainReqInput,
+    ExplainReqOutput,
     FlushCacheReqInput,
     LoadProgress,
     LoadSnapshot,
+    PauseGenerationReqInput,
     RequestStats,
     SchedulerReady,
     StrEnd,
@@ -57,14 +65,16 @@ class EchoBackend:
         self.vocab_size = vocab_size
         self.received: list[ToScheduler] = []
         self.paused = False
-        self.answers_control = True  # aborts and flushes; otherwise they are taken and nothing comes of them
+        self.answers_control = True  # and aborts; otherwise they are taken and nothing comes of them
         self.tokens_per_step = 1
         self.step_seconds = 0.0
         self.num_cached = 0
         self.refuse_with: FINISH_ABORT | None = None
         self.fail_after: int | None = None
+        self.fail_with = FINISH_ABORT("the worker gave up", 500, "worker_error")
         self._tokenizer = tokenizer
         self._running: dict[str, EchoReq] = {}
+        self._ended: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -88,11 +98,10 @@ class EchoBackend:
         self.receive(SchedulerReady(64, 16, self.vocab_size, self.context_len, 8, 1000))
         self.receive(DetokenizerReady())
 
-    def report_load(self, steps: int, *, hits: int = 0, retractions: int = 0) -> None:
+    def report_load(self, steps: int, *, hits: int = 0, retractions: int = 0, **others: Any) -> None:
         """A heartbeat with some figures."""
-        self.receive(
-            LoadSnapshot(steps, 3, 2, 100, 50, 400, 0.5, 10 * hits, hits, retractions, 1, [0.01, 0.02], [0.001])
-        )
+        load = LoadSnapshot(steps, 3, 2, 100, 50, 400, 0.5, 10 * hits, hits, retractions, 1, [0.01, 0.02], [0.001])
+        self.receive(msgspec.structs.replace(load, **others))
 
     def send(self, message: ToScheduler) -> None:
         """Take a message of the manager."""
@@ -111,8 +120,16 @@ class EchoBackend:
             case FlushCacheReqInput():
                 success = not self._running
                 text = "flushed" if success else "requests are running"
-                answer = ControlReqOutput(message.request_id, success, text)
-                asyncio.get_running_loop().call_soon(self.receive, answer)
+                self._answer(ControlReqOutput(message.request_id, success, text))
+            case PauseGenerationReqInput():
+                self.paused = True
+                self._answer(ControlReqOutput(message.request_id, True, f"paused: {message.mode}"))
+            case ContinueGenerationReqInput():
+                was_paused = self.paused
+                self.resume()
+                self._answer(ControlReqOutput(message.request_id, was_paused, "goes on" if was_paused else "it runs"))
+            case ExplainReqInput():
+                self._answer(self._explanation(message))
 
     def step(self) -> None:
         """Give every running request its next tokens."""
@@ -123,6 +140,19 @@ class EchoBackend:
         """Go on after a pause."""
         self.paused = False
         self._step_later()
+
+    def _answer(self, reply: ControlReply) -> None:
+        asyncio.get_running_loop().call_soon(self.receive, reply)
+
+    def _explanation(self, message: ExplainReqInput) -> ExplainReqOutput:
+        if message.rid in self._ended:
+            status = "ended"
+        elif message.rid in self._running:
+            status = "running"
+        else:
+            return ExplainReqOutput(message.request_id, message.rid, None, [])
+        queued = ExplainedEvent(0.001, 7, "queued", {"position": 1, "queue_tokens": 20, "policy": "fcfs"})
+        return ExplainReqOutput(message.request_id, message.rid, status, [queued])
 
     def _step_later(self) -> None:
         if self._timer is None and not self.paused:
@@ -144,7 +174,7 @@ class EchoBackend:
         for _ in range(self.tokens_per_step):
             reason = reason or self._next_token(req)
         if self.fail_after is not None and len(req.token_ids) >= self.fail_after:
-            reason = FINISH_ABORT("the worker gave up", 500, "worker_error")
+            reason = self.fail_with
         if reason is not None:
             self._end(rid, reason)
         elif req.request.stream:
@@ -175,5 +205,6 @@ class EchoBackend:
     def _end(self, rid: str, reason: FinishReason) -> None:
         req = self._running.pop(rid, None)
         if req is not None:
+            self._ended.add(rid)
             stats = RequestStats(len(req.prompt), self.num_cached, 0)
             self.receive(BatchStrOutput([self._output(req, StrEnd(reason, len(req.token_ids), stats))]))

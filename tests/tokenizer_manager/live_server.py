@@ -85,13 +85,14 @@ class Answer:
 
 
 class LiveServer:
-    """Use as a context: the server lives in it."""
+    """Use as a context: the server lives in it. `options` are those of its TokenizerManager."""
 
-    def __init__(self, *, ready: bool = True) -> None:
+    def __init__(self, *, ready: bool = True, **options: Any) -> None:
         self.backend = EchoBackend(byte_tokenizer(), CONTEXT_LEN, VOCAB_SIZE)
         self.manager: TokenizerManager
         self.runner: HTTPRunner
         self._ready = ready
+        self._options = options
         self._loop: asyncio.AbstractEventLoop
         self._started = threading.Event()
         self._stop: asyncio.Event
@@ -194,6 +195,7 @@ class LiveServer:
             metrics=Metrics(MODEL),
             random_seed=0,
             log_requests=True,
+            **self._options,
         )
         self.backend.receive = self.manager.on_message
         app = build_app(self.manager, LineRenderer(), info={"port": self.port}, max_body_bytes=MAX_BODY_BYTES)
