@@ -45,12 +45,16 @@ def _process_extends(
         count, samples = columns.counts[index], in_flight.extend_samples[index]
         new_ids = columns.token_ids[start : start + count]
         start += count
-        if not _is_alive(state, req):
+        req.num_steps_in_flight -= 1
+        if req.status is ReqStatus.ENDING:
+            if req.num_steps_in_flight == 0:
+                state.release_ended(req)
             continue
         if columns.flags[index] & ROW_ERROR:
             _fail(state, req, columns)
             continue
-        _check_count(in_flight, req, count, samples, samples)
+        if count != samples:
+            raise _wrong_count(in_flight, req, count)
         req.kv_committed_len = in_flight.extend_ends[index]
         if samples:
             _process_first_tokens(state, req, new_ids, outputs)
@@ -75,48 +79,44 @@ def _process_first_tokens(state: SchedulerState, req: Req, new_ids: list[int], o
 def _process_decodes(
     state: SchedulerState, in_flight: StepInFlight, columns: ResultColumns, outputs: NewOutputs, start: int
 ) -> None:
-    """The decode rows: this runs for every token, so it is kept lean."""
+    """The decode rows. This runs once for every token of the server, so calls are few and attributes are read once."""
     page_size, width = state.pool.page_size, in_flight.decode_width
     first = len(in_flight.extends)
+    token_ids = columns.token_ids
     for req, count, flag in zip(in_flight.decodes, columns.counts[first:], columns.flags[first:], strict=True):
-        new_ids = columns.token_ids[start : start + count]
+        new_ids = token_ids[start : start + count]
         start += count
-        if not _is_alive(state, req):
+        req.num_steps_in_flight -= 1
+        if req.status is ReqStatus.ENDING:
+            if req.num_steps_in_flight == 0:
+                state.release_ended(req)
             continue
         if flag & ROW_ERROR:
             _fail(state, req, columns)
             continue
-        _check_count(in_flight, req, count, 1, width)
+        if not 0 < count <= width:
+            raise _wrong_count(in_flight, req, count)
         end = _append_tokens(req, new_ids)
         outputs.append(req, new_ids)
-        req.kv_allocated_len -= width - count
-        req.num_left_to_plan -= count - 1
-        old_len = req.kv_committed_len
-        req.kv_committed_len = len(req.token_ids) - 1
-        if old_len // page_size != req.kv_committed_len // page_size:
+        if width > 1:
+            req.kv_allocated_len -= width - count
+            req.num_left_to_plan -= count - 1
+        kv_len = req.kv_committed_len = len(req.token_ids) - 1
+        if kv_len % page_size < count:
             state.pool.cache_unfinished_req(req)
         if end is not None:
             state.end(req, end)
 
 
-def _is_alive(state: SchedulerState, req: Req) -> bool:
-    """Count the step as back; whether the request still wants its tokens. An ended one is freed after its last step."""
-    req.num_steps_in_flight -= 1
-    if req.status is not ReqStatus.ENDING:
-        return True
-    if req.num_steps_in_flight == 0:
-        state.release_ended(req)
-    return False
-
-
 def _append_tokens(req: Req, new_ids: list[int]) -> FinishReason | None:
     """Add outputs up to the one that ends the request (`new_ids` is cut there); returns how it ends, if it does."""
+    known_ids, max_len = req.token_ids, req.prompt_len + req.max_new_tokens
     for num_new, token_id in enumerate(new_ids, 1):
-        req.token_ids.append(token_id)
+        known_ids.append(token_id)
         if token_id in req.end_token_ids:
             del new_ids[num_new:]
             return FINISH_MATCHED_TOKEN(token_id)
-        if req.num_outputs >= req.max_new_tokens:
+        if len(known_ids) >= max_len:
             del new_ids[num_new:]
             return FINISH_LENGTH(req.num_outputs)
     return None
@@ -127,6 +127,5 @@ def _fail(state: SchedulerState, req: Req, columns: ResultColumns) -> None:
     state.end(req, abort_reason(message, 500))
 
 
-def _check_count(in_flight: StepInFlight, req: Req, count: int, low: int, high: int) -> None:
-    if not low <= count <= high:
-        raise ProtocolError(f"step {in_flight.step}: {count} tokens for row {req.row}, not {low} to {high}")
+def _wrong_count(in_flight: StepInFlight, req: Req, count: int) -> ProtocolError:
+    return ProtocolError(f"step {in_flight.step}: {count} tokens for row {req.row} are not what was planned")

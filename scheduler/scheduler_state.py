@@ -176,22 +176,18 @@ class SchedulerState:
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
-    def reqs_that_need_pages(self) -> list[Req]:
-        """The running requests whose page table has no room for another decode step."""
-        width = self.config.decode_width
-        return [
-            req
-            for req in self.running_batch.values()
-            if req.kv_allocated_len + width > req.num_slots and req.num_left_to_plan > 0
-        ]
-
     def num_missing_pages(self) -> int:
         """Pages that the running requests lack for one more step each; not positive when there are enough."""
         width, num_pages_for = self.config.decode_width, self.pool.num_pages_for
+        num_available = self.pool.num_available_pages
+        if num_available >= len(self.running_batch) * num_pages_for(width):
+            return 0
         num_needed = sum(
-            num_pages_for(req.kv_allocated_len + width) - len(req.page_ids) for req in self.reqs_that_need_pages()
+            num_pages_for(req.kv_allocated_len + width) - len(req.page_ids)
+            for req in self.running_batch.values()
+            if req.kv_allocated_len + width > req.num_slots and req.num_left_to_plan > 0
         )
-        return num_needed - self.pool.num_available_pages
+        return num_needed - num_available
 
 
 def _new_pool(config: SchedulerConfig) -> PagePool:
