@@ -46,9 +46,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as --model-path")
     groups = {name: parser.add_argument_group(title) for name, title in GROUP_TITLES.items()}
-    for name, (kind, default, declared) in flags().items():
-        names = [flag_name(name), *declared.aliases]
-        groups[declared.group].add_argument(*names, dest=name, **_argument(kind, default, declared))
+    add_flags(groups, flags())
     return parser
 
 
@@ -61,6 +59,13 @@ def parse_args(argv: list[str]) -> ServerArgs:
     if "model_path" not in values:
         raise ConfigError("no model is given: millstream serve MODEL (try: millstream serve smollm2)")
     return check_args(ServerArgs(**values))
+
+
+def add_flags(groups: dict[str, Any], declared_flags: dict[str, tuple[type, Any, Flag]]) -> None:
+    """Add each flag, with its aliases, to the argument group that it names."""
+    for name, (kind, default, declared) in declared_flags.items():
+        names = [flag_name(name), *declared.aliases]
+        groups[declared.group].add_argument(*names, dest=name, **_argument(kind, default, declared))
 
 
 def _argument(kind: type, default: Any, declared: Flag) -> dict[str, Any]:

@@ -254,10 +254,10 @@ class ChildConfig(msgspec.Struct, frozen=True):
     shared_memory_fd: int = -1  # the ranks' collective buffers (memfd), -1 where unused
 
 
-def flags() -> dict[str, tuple[type, Any, Flag]]:
-    """Every field of ServerArgs: name -> (type, default, Flag); a required field has the default msgspec.NODEFAULT."""
-    hints = get_type_hints(ServerArgs, include_extras=True)
-    defaults = {field.name: field.default for field in msgspec.structs.fields(ServerArgs)}
+def flags(args_type: type[msgspec.Struct] = ServerArgs) -> dict[str, tuple[type, Any, Flag]]:
+    """Every field of a struct of flags: name -> (type, default, Flag); NODEFAULT is the default of a required one."""
+    hints = get_type_hints(args_type, include_extras=True)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(args_type)}
     found = {}
     for name, hint in hints.items():
         kind, declared = get_args(hint)
@@ -270,9 +270,9 @@ def flag_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def check_args(args: ServerArgs) -> ServerArgs:
-    """Raise ConfigError naming the first flag that is out of range; returns the args."""
-    for name, (_, default, declared) in flags().items():
+def check_ranges(args: msgspec.Struct) -> None:
+    """Raise ConfigError naming the first flag that is out of its range or none of its choices."""
+    for name, (_, default, declared) in flags(type(args)).items():
         value = getattr(args, name)
         if value is None or value == default:
             continue
@@ -283,6 +283,11 @@ def check_args(args: ServerArgs) -> ServerArgs:
                 f"at least {declared.low:g}" if declared.high is None else f"from {declared.low:g} to {declared.high:g}"
             )
             raise ConfigError(f"{flag_name(name)} must be {limit}, not {value}")
+
+
+def check_args(args: ServerArgs) -> ServerArgs:
+    """Raise ConfigError naming the first flag that is wrong, alone or beside others; returns the args."""
+    check_ranges(args)
     if args.served_model_name == "":
         raise ConfigError("--served-model-name must not be empty")
     if args.page_size & (args.page_size - 1):
