@@ -1,7 +1,7 @@
 """Messages as JSON that people can read: every struct is an object with its field names, every column a list of numbers.
 
-`to_plain` leaves out fields that have their default. A union's member says its `type`. `Int32s` columns, the only bytes
-in the protocol, are lists of integers; "7*256" is 256 times the same.
+`to_plain` leaves out fields that have their default, and empty ones. A union's member says its `type`. `Int32s` columns,
+the only bytes in the protocol, are lists of integers; "7*256" is 256 times the same.
 """
 
 import math
@@ -16,6 +16,7 @@ from ..common.messages import pack_int32, unpack_int32
 
 MIN_REPEATS = 4  # of one number, to be written as "7*256"
 MAX_REPEATS = 2**24
+EMPTY: dict[Any, Any] = {bytes: b"", list: [], dict: {}}
 NOT_FINITE = ("nan", "inf", "-inf")  # which JSON has no numbers for
 
 
@@ -64,8 +65,12 @@ def from_plain(kind: Any, plain: Any, where: str = "") -> Any:
 @cache
 def _struct_layout(kind: type[msgspec.Struct]) -> tuple[str | None, dict[str, Any]]:
     tag = kind.__struct_config__.tag
-    fields = msgspec.structs.fields(kind)
-    return (str(tag) if tag else None), {field.name: field.default for field in fields}
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    for name, hint in _field_types(kind).items():
+        empty = EMPTY.get(get_origin(hint) or hint)
+        if empty is not None and defaults[name] is msgspec.NODEFAULT:
+            defaults[name] = empty
+    return (str(tag) if tag else None), defaults
 
 
 @cache
@@ -82,12 +87,12 @@ def _struct_from_plain(kind: type[msgspec.Struct], plain: Any, where: str) -> ms
         raise PlainError(f"{where or kind.__name__}: expected the type {tag}, not {plain.get('type')!r}")
     for name in values.keys() - defaults.keys():
         raise PlainError(f"{where or kind.__name__} has no field {name!r}")
-    for name, default in defaults.items():
-        if name not in values and default is msgspec.NODEFAULT:
-            raise PlainError(f"{where or kind.__name__} lacks the field {name!r}")
-    types = _field_types(kind)
-    prefix = where or kind.__name__
-    return kind(**{name: from_plain(types[name], item, f"{prefix}.{name}") for name, item in values.items()})
+    types, prefix, members = _field_types(kind), where or kind.__name__, dict(defaults)
+    members.update({name: from_plain(types[name], item, f"{prefix}.{name}") for name, item in values.items()})
+    for name, member in members.items():
+        if member is msgspec.NODEFAULT:
+            raise PlainError(f"{prefix} lacks the field {name!r}")
+    return kind(**members)
 
 
 def _member_from_plain(members: tuple[Any, ...], plain: Any, where: str) -> Any:

@@ -15,7 +15,7 @@ says. The token ids of prompts and outputs are in the file: who reads it reads t
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
@@ -65,8 +65,8 @@ class RecordingError(ValueError):
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     event: str | None = None
     now: float | None = None
-    message: msgspec.Raw | None = None
-    decision: msgspec.Raw | None = None
+    message: dict[str, Any] | None = None
+    decision: dict[str, Any] | None = None
 
 
 class Recording:
@@ -138,8 +138,8 @@ def _read_header(path: Path, text: bytes) -> Header:
             raise RecordingError(f"{path} is not a recording of --record-schedule")
         if found["format"] != FORMAT:
             raise RecordingError(f"{path} has format {found['format']}, and this version reads format {FORMAT}")
-        unknown = found.get("config", {}).keys() - {each.name for each in msgspec.structs.fields(SchedulerConfig)}
-        if unknown:
+        config, known = found.get("config"), {each.name for each in msgspec.structs.fields(SchedulerConfig)}
+        if isinstance(config, dict) and (unknown := config.keys() - known):
             raise RecordingError(f"{path} line 1: this version has no option {', '.join(sorted(unknown))}")
         return msgspec.convert(found, Header)
     except msgspec.DecodeError as error:
@@ -151,11 +151,11 @@ def _read_line(number: int, text: bytes) -> Entry:
     if line.decision is not None:
         if (line.event, line.now, line.message) != (None, None, None):
             raise PlainError("a decision has nothing beside it")
-        return Decision(number, from_plain(Decided, msgspec.json.decode(line.decision)))
+        return Decision(number, from_plain(Decided, line.decision))
     if line.event not in EVENT_TYPES or line.now is None:
         raise PlainError(f"expected a decision, or an event ({', '.join(EVENT_TYPES)}) with its time")
     kind = EVENT_TYPES[line.event]
     if (kind is None) != (line.message is None):
         raise PlainError(f"the event {line.event} has {'no' if kind is None else 'a'} message")
-    message = None if line.message is None else from_plain(kind, msgspec.json.decode(line.message))
+    message = None if line.message is None else from_plain(kind, line.message)
     return Event(number, line.event, line.now, message)

@@ -1,8 +1,10 @@
 """Runs the scheduler over a recording, without workers: the same events must give the same decisions."""
 
-import itertools
 from collections import deque
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
+
+import msgspec
 
 from ..common.messages import BatchResult, BatchTokenIDOutput, ControlReqOutput, ScheduleBatch
 from .decision_text import RowNames, differing_items, in_words
@@ -114,9 +116,22 @@ class Replay:
         for name in fields[0]:
             if fields[0][name] != fields[1][name]:
                 return Difference(line, step, what, name, *differing_items(fields[0][name], fields[1][name]))
-        plain = [to_plain(each) for each in (recorded, now)]
-        name = next(name for name in itertools.chain(*plain) if plain[0].get(name) != plain[1].get(name))
-        return Difference(line, step, what, name, *([str(each.get(name))] for each in plain))
+        return Difference(line, step, what, *_innermost("", to_plain(recorded), to_plain(now)))
+
+
+def _innermost(where: str, recorded: Any, now: Any) -> tuple[str, list[str], list[str]]:
+    """The path of the first thing that differs in two plain messages, and the two."""
+    if isinstance(recorded, dict) and isinstance(now, dict):
+        name = next(name for name in chain(recorded, now) if recorded.get(name) != now.get(name))
+        return _innermost(f"{where}.{name}".lstrip("."), recorded.get(name), now.get(name))
+    if isinstance(recorded, list) and isinstance(now, list) and len(recorded) == len(now):
+        place = next(place for place, pair in enumerate(zip(recorded, now, strict=True)) if pair[0] != pair[1])
+        return _innermost(f"{where}[{place}]", recorded[place], now[place])
+    return where, _as_json(recorded), _as_json(now)
+
+
+def _as_json(plain: Any) -> list[str]:
+    return [] if plain is None else [msgspec.json.encode(plain).decode()]
 
 
 def _summary(decision: Decided, rows: RowNames) -> list[str]:
