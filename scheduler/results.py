@@ -83,6 +83,7 @@ def _process_decodes(
     page_size, width = state.pool.page_size, in_flight.decode_width
     first = len(in_flight.extends)
     token_ids = columns.token_ids
+    add_req, add_count, add_ids = outputs.reqs.append, outputs.counts.append, outputs.token_ids.extend
     for req, count, flag in zip(in_flight.decodes, columns.counts[first:], columns.flags[first:], strict=True):
         new_ids = token_ids[start : start + count]
         start += count
@@ -97,7 +98,9 @@ def _process_decodes(
         if not 0 < count <= width:
             raise _wrong_count(in_flight, req, count)
         end = _append_tokens(req, new_ids)
-        outputs.append(req, new_ids)
+        add_req(req)
+        add_count(len(new_ids))
+        add_ids(new_ids)
         if width > 1:
             req.kv_allocated_len -= width - count
             req.num_left_to_plan -= count - 1
@@ -111,15 +114,20 @@ def _process_decodes(
 def _append_tokens(req: Req, new_ids: list[int]) -> FinishReason | None:
     """Add outputs up to the one that ends the request (`new_ids` is cut there); returns how it ends, if it does."""
     known_ids, max_len = req.token_ids, req.prompt_len + req.max_new_tokens
-    for num_new, token_id in enumerate(new_ids, 1):
+    old_len = len(known_ids)
+    end: FinishReason
+    for token_id in new_ids:
         known_ids.append(token_id)
         if token_id in req.end_token_ids:
-            del new_ids[num_new:]
-            return FINISH_MATCHED_TOKEN(token_id)
+            end = FINISH_MATCHED_TOKEN(token_id)
+            break
         if len(known_ids) >= max_len:
-            del new_ids[num_new:]
-            return FINISH_LENGTH(req.num_outputs)
-    return None
+            end = FINISH_LENGTH(req.max_new_tokens)
+            break
+    else:
+        return None
+    del new_ids[len(known_ids) - old_len :]
+    return end
 
 
 def _fail(state: SchedulerState, req: Req, columns: ResultColumns) -> None:
