@@ -9,6 +9,10 @@ from . import __version__
 
 COMMANDS = {
     "serve": ("millstream.tokenizer_manager.serve_command:main", "serve a model over HTTP"),
+    "explain": (
+        "millstream.tokenizer_manager.explain_command:main",
+        "show what became of a request, and why it waited",
+    ),
     "bench": ("millstream.tokenizer_manager.bench_command:main", "measure a running OpenAI-compatible server"),
 }
 

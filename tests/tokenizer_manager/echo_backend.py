@@ -66,6 +66,7 @@ class EchoBackend:
         self.received: list[ToScheduler] = []
         self.paused = False
         self.answers_control = True  # and aborts; otherwise they are taken and nothing comes of them
+        self.takes_control = True  # whether a pause and its end succeed
         self.tokens_per_step = 1
         self.step_seconds = 0.0
         self.num_cached = 0
@@ -123,11 +124,10 @@ class EchoBackend:
                 self._answer(ControlReqOutput(message.request_id, success, text))
             case PauseGenerationReqInput():
                 self.paused = True
-                self._answer(ControlReqOutput(message.request_id, True, f"paused: {message.mode}"))
+                self._answer(ControlReqOutput(message.request_id, self.takes_control, f"paused: {message.mode}"))
             case ContinueGenerationReqInput():
-                was_paused = self.paused
                 self.resume()
-                self._answer(ControlReqOutput(message.request_id, was_paused, "goes on" if was_paused else "it runs"))
+                self._answer(ControlReqOutput(message.request_id, self.takes_control, "goes on"))
             case ExplainReqInput():
                 self._answer(self._explanation(message))
 

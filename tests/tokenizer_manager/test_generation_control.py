@@ -68,8 +68,11 @@ def test_a_mode_that_is_none_is_refused_by_name_and_nothing_is_aborted(server: L
 
 
 def test_what_the_scheduler_refuses_is_a_400_with_its_reason(server: LiveServer) -> None:
+    server.backend.takes_control = False
     answer = server.request("POST", "/continue_generation")
-    assert (answer.status, answer.error["code"], answer.error["message"]) == (400, "continue_refused", "it runs")
+    assert (answer.status, answer.error["code"], answer.error["message"]) == (400, "continue_refused", "goes on")
+    answer = server.post("/pause_generation", {"mode": "retract"})
+    assert (answer.status, answer.error["code"], answer.error["message"]) == (400, "pause_refused", "paused: retract")
 
 
 def test_the_state_says_that_the_server_is_paused_and_it_stays_ready(server: LiveServer) -> None:
