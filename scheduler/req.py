@@ -56,6 +56,7 @@ class Req:
         "extend_range",
         "first_scheduled",
         "has_started",
+        "ignore_eos",
         "is_private",
         "kv_allocated_len",
         "kv_committed_len",
@@ -64,12 +65,14 @@ class Req:
         "max_new_tokens",
         "message",
         "namespace",
+        "num_backfills",
         "num_left_to_plan",
         "num_retractions",
         "num_sent_pages",
         "num_slots",
         "num_steps_in_flight",
         "num_tree_pages",
+        "num_waited_steps",
         "page_ids",
         "priority",
         "prompt_len",
@@ -79,6 +82,7 @@ class Req:
         "status",
         "token_ids",
         "waits_for",
+        "waits_since",
     )
 
     def __init__(
@@ -98,8 +102,12 @@ class Req:
         self.status = ReqStatus.WAITING
         self.num_retractions = 0
         self.cached_tokens = 0
+        self.ignore_eos = params.ignore_eos  # then only its length ends it
         self.enqueued_step = 0  # the step that was next when it arrived
         self.matched_len = 0  # tokens that the tree holds for it while it waits, where the policy asks for that
+        self.waits_since = 0  # while it waits: the step since which it would have waited without a break
+        self.num_waited_steps = 0  # while it does not: how long it has waited in all
+        self.num_backfills = 0  # requests that have gone ahead of it while it was blocked
         self.first_scheduled: float | None = None
         self.has_started = False  # its StreamStart is sent
         self.waits_for: tuple[Req, int] | None = None  # a request that computes a prefix of ours, and its length

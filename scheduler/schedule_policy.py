@@ -1,26 +1,254 @@
-"""The order in which waiting requests are considered."""
+"""Scheduling policies: pure orders of the waiting requests, as SGLang's `--schedule-policy` names them.
 
-import bisect
-from collections.abc import Callable, Mapping
+    fcfs         first come, first served
+    lof          longest output (max_new_tokens) first
+    random       shuffled once per request, from the server's seed
+    routing-key  those whose routing_key the most running requests have
+    lpm          longest prefix match first: what is cached is used before it is evicted
+    dfs-weight   depth first through the radix tree, into the subtree where the most requests wait
 
+Over fcfs and lof, `--enable-priority-scheduling` puts `Req.priority` first. A request that ran before (retracted or
+preempted) keeps its arrival and goes ahead of its equals. With the radix cache off, lpm and dfs-weight are fcfs.
+Ageing, which bounds what an order can do to a request, is the queue's (waiting_queue.py).
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from heapq import merge
+from itertools import groupby
+from typing import Any, Protocol
+
+from .prefix_watch import PrefixWatch
+from .radix_tree import RadixCache, TreeNode
 from .req import Req
+from .scheduler_config import SchedulerConfig
+from .sorted_reqs import SortedReqs
+
+Key = Callable[[Req], Any]
 
 
-def _arrival(req: Req) -> float:
-    return req.message.arrival
+def by_arrival(req: Req) -> Any:
+    """First come, first served; of those that came at one time, those that ran before."""
+    return (req.arrival, req.num_retractions == 0)
 
 
-POLICIES: Mapping[str, Callable[[Req], float]] = {"fcfs": _arrival}  # --schedule-policy -> what the queue is sorted by
+def by_longest_output(req: Req) -> Any:
+    """The longest outputs first, so that they do not run alone at the end."""
+    return (-req.max_new_tokens, req.num_retractions == 0, req.arrival)
 
 
-def enqueue(waiting_queue: list[Req], req: Req, policy: str) -> None:
-    """Put a request in its place in the queue; a retracted one goes ahead of its equals."""
-    insort = bisect.insort_left if req.num_retractions else bisect.insort_right
-    insort(waiting_queue, req, key=POLICIES[policy])
+def by_longest_match(req: Req) -> Any:
+    """The most cached tokens first."""
+    return (-req.matched_len, req.num_retractions == 0, req.arrival)
 
 
-def retraction_order(reqs: list[Req], max_retractions: int) -> list[Req]:
-    """Who is retracted first, next, ...: shortest output first, then longest input; often retracted ones last."""
-    return sorted(
-        reqs, key=lambda req: (req.num_retractions >= max_retractions, req.num_outputs, -req.prompt_len, -_arrival(req))
-    )
+def by_priority(key: Key) -> Key:
+    """The most urgent first, then as `key` says."""
+    return lambda req: (-req.priority, key(req))
+
+
+def by_random(seed: int) -> Key:
+    """A number drawn once for each request: the same seed and rid give the same one."""
+    salt = seed.to_bytes(8, "little", signed=True)
+    return lambda req: hashlib.blake2b(req.rid.encode(), digest_size=8, salt=salt).digest()
+
+
+class Policy(Protocol):
+    """An order of the waiting requests, kept while they come and go."""
+
+    def add(self, req: Req) -> None:
+        """It waits."""
+
+    def remove(self, req: Req) -> None:
+        """It waits no more."""
+
+    def order(self, running: Collection[Req]) -> Iterator[Req]:
+        """All that wait, the first to be admitted first; lazily, over what must not change meanwhile."""
+        ...
+
+
+def make_policy(config: SchedulerConfig, tree_cache: RadixCache, reqs_by_arrival: SortedReqs) -> Policy:
+    """The policy that the flags ask for. `reqs_by_arrival` is kept by the queue."""
+    name = config.schedule_policy
+    if tree_cache.disabled and name in {"lpm", "dfs-weight"}:
+        name = "fcfs"
+    match name:
+        case "lof":
+            return StaticOrder(
+                by_priority(by_longest_output) if config.enable_priority_scheduling else by_longest_output
+            )
+        case "random":
+            return StaticOrder(by_random(config.random_seed))
+        case "routing-key":
+            return RoutingKeyOrder(reqs_by_arrival)
+        case "lpm":
+            return LongestPrefixOrder(PrefixWatch(tree_cache))
+        case "dfs-weight":
+            return DepthFirstOrder(tree_cache.root, PrefixWatch(tree_cache), reqs_by_arrival)
+        case _:
+            return (
+                StaticOrder(by_priority(by_arrival))
+                if config.enable_priority_scheduling
+                else ArrivalOrder(reqs_by_arrival)
+            )
+
+
+class ArrivalOrder:
+    """fcfs: the order that the queue has anyway."""
+
+    def __init__(self, reqs_by_arrival: SortedReqs) -> None:
+        self._reqs = reqs_by_arrival
+
+    def add(self, req: Req) -> None:
+        """The queue does it."""
+
+    def remove(self, req: Req) -> None:
+        """The queue does it."""
+
+    def order(self, running: Collection[Req]) -> Iterator[Req]:
+        """By arrival."""
+        return iter(self._reqs)
+
+
+class StaticOrder:
+    """By a key that does not change while a request waits."""
+
+    def __init__(self, key: Key) -> None:
+        self._reqs = SortedReqs(key)
+
+    def add(self, req: Req) -> None:
+        """Sort it in."""
+        self._reqs.add(req)
+
+    def remove(self, req: Req) -> None:
+        """Take it out."""
+        self._reqs.remove(req)
+
+    def order(self, running: Collection[Req]) -> Iterator[Req]:
+        """By the key."""
+        return iter(self._reqs)
+
+
+class LongestPrefixOrder:
+    """lpm: a request's key changes only when the tree changes below its match, so a long queue costs no more."""
+
+    def __init__(self, watch: PrefixWatch) -> None:
+        self._watch = watch
+        self._reqs = SortedReqs(by_longest_match)
+
+    def add(self, req: Req) -> None:
+        """Look it up, and sort it in."""
+        self._watch.add(req)
+        self._reqs.add(req)
+
+    def remove(self, req: Req) -> None:
+        """Take it out."""
+        self._watch.remove(req)
+        self._reqs.remove(req)
+
+    def order(self, running: Collection[Req]) -> Iterator[Req]:
+        """By the length of the cached prefix."""
+        for req in self._watch.refresh():
+            self._reqs.remove(req)
+            self._reqs.add(req)
+        return iter(self._reqs)
+
+
+class RoutingKeyOrder:
+    """routing-key: requests of one tenant run together. Those without a key, or with a new one, go by arrival."""
+
+    def __init__(self, reqs_by_arrival: SortedReqs) -> None:
+        self._all = reqs_by_arrival
+        self._groups: dict[str, SortedReqs] = {}
+
+    def add(self, req: Req) -> None:
+        """Join the others of its key."""
+        key = req.message.routing_key
+        if key is not None:
+            if key not in self._groups:
+                self._groups[key] = SortedReqs(by_arrival)
+            self._groups[key].add(req)
+
+    def remove(self, req: Req) -> None:
+        """Leave them."""
+        key = req.message.routing_key
+        if key is not None:
+            self._groups[key].remove(req)
+            if not len(self._groups[key]):
+                del self._groups[key]
+
+    def order(self, running: Collection[Req]) -> Iterator[Req]:
+        """The key with the most running requests first; keys with equally many by arrival, as if they were one."""
+        counts = Counter(req.message.routing_key for req in running)
+        present = [(-num_running, key) for key, num_running in counts.items() if key in self._groups]
+        for _, keys in groupby(sorted(present), key=lambda pair: pair[0]):
+            yield from merge(*(self._groups[key] for _, key in keys if key is not None), key=by_arrival)
+        for req in self._all:
+            if req.message.routing_key is None or req.message.routing_key not in counts:
+                yield req
+
+
+class DepthFirstOrder:
+    """dfs-weight: all that hang below one prefix one after another, so that a branch is used up before it is evicted.
+
+    A step costs as many comparisons as the nodes on the way have children.
+    """
+
+    def __init__(self, root: TreeNode, watch: PrefixWatch, reqs_by_arrival: SortedReqs) -> None:
+        self._root = root
+        self._watch = watch
+        self._all = reqs_by_arrival
+        self._node_of: dict[Req, TreeNode] = {}
+        self._reqs_at: dict[TreeNode, SortedReqs] = {}
+
+    def add(self, req: Req) -> None:
+        """Look it up, and sort it in at the end of its match."""
+        self._watch.add(req)
+        self._place(req)
+
+    def remove(self, req: Req) -> None:
+        """Take it out."""
+        self._watch.remove(req)
+        self._displace(req)
+
+    def order(self, running: Collection[Req]) -> Iterator[Req]:
+        """Children before their parent, those with more waiting requests first; at one node by arrival.
+
+        Requests whose node was evicted and not looked up again yet come last.
+        """
+        for req in self._watch.refresh():
+            self._displace(req)
+            self._place(req)
+        seen: set[Req] = set()
+        for node in self._nodes():
+            for req in self._reqs_at.get(node, ()):
+                seen.add(req)
+                yield req
+        if len(seen) < len(self._all):
+            yield from (req for req in self._all if req not in seen)
+
+    def _nodes(self) -> Iterator[TreeNode]:
+        """Depth first, without recursion: a tree may be deep."""
+        stack: list[tuple[TreeNode, bool]] = [(self._root, False)]
+        while stack:
+            node, is_below_done = stack.pop()
+            if is_below_done:
+                yield node
+                continue
+            stack.append((node, True))
+            waiting = [child for child in node.children.values() if self._watch.num_waiting(child)]
+            waiting.sort(key=self._watch.num_waiting)
+            stack += [(child, False) for child in waiting]
+
+    def _place(self, req: Req) -> None:
+        node = self._node_of[req] = self._watch.node_of(req)
+        if node not in self._reqs_at:
+            self._reqs_at[node] = SortedReqs(by_arrival)
+        self._reqs_at[node].add(req)
+
+    def _displace(self, req: Req) -> None:
+        node = self._node_of.pop(req)
+        self._reqs_at[node].remove(req)
+        if not len(self._reqs_at[node]):
+            del self._reqs_at[node]
