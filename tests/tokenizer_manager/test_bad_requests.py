@@ -64,7 +64,7 @@ UNSUPPORTED: list[dict[str, Any]] = [
     *[{"logprobs": True}, {"top_logprobs": 2}, {"logit_bias": {"5": 1}}],
     *[{"frequency_penalty": 0.5}, {"presence_penalty": -3}, {"repetition_penalty": 1.1}],
     *[{"tools": [{"type": "function"}]}, {"tool_choice": "required"}, {"functions": [{}]}],
-    *[{"response_format": {"type": "json_object"}}, {"regex": "a"}, {"ebnf": "x"}, {"stop_regex": "a+"}],
+    *[{"response_format": {"type": "json_object"}}, {"regex": "a"}, {"ebnf": "x"}],
     *[{"best_of": 2}, {"lora_path": "../x"}, {"custom_logit_processor": "80"}, {"chat_template": "{{7*7}}"}],
     *[{"guided_json": {}}, {"structured_outputs": {}}, {"bad_words": ["x"]}, {"use_beam_search": True}],
     *[{"prompt_logprobs": 1}, {"truncate_prompt_tokens": 5}, {"return_hidden_states": True}],

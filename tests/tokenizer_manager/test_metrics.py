@@ -90,6 +90,27 @@ def test_the_schedulers_figures_are_taken_over(server: LiveServer) -> None:
     assert server.metric("queue_time_seconds_count") == 2
 
 
+def test_the_schedulers_newer_figures_are_taken_over_too(server: LiveServer) -> None:
+    for count in (2, 5):
+        server.call(
+            lambda count=count: server.backend.report_load(
+                count,
+                num_queue_tokens=77,
+                chunk_tokens=512,
+                is_paused=count == 5,
+                preemptions_total=count,
+                backfills_total=2 * count,
+                broken_invariants_total=3 * count,
+            )
+        )
+    assert server.metric("num_queue_tokens") == 77
+    assert server.metric("chunk_tokens") == 512
+    assert server.metric("is_paused") == 1
+    assert server.metric("num_preempted_requests_total") == 5
+    assert server.metric("num_backfilled_requests_total") == 10
+    assert server.metric("broken_invariants_total") == 15
+
+
 def test_routes_that_are_not_there_share_one_label(server: LiveServer) -> None:
     for path in ("/nope", "/nope/2"):
         server.request("GET", path)
