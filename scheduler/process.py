@@ -11,6 +11,7 @@ from ..common.channel import Hub
 from ..common.config import ChildConfig, ServerArgs
 from ..common.messages import BatchResult, StepAck
 from .load import SnapshotClock
+from .schedule_recorder import make_scheduler
 from .scheduler import Scheduler
 from .start_up import Links, open_links, ready_message, scheduler_config, wait_for_workers
 from .watchdog import Watchdog
@@ -24,7 +25,7 @@ def run(config: ChildConfig) -> None:
     try:
         links = open_links(hub, config.args.tp_size)
         workers = wait_for_workers(hub, links, config.args.tp_size)
-        scheduler = Scheduler(scheduler_config(config.args, workers))
+        scheduler = make_scheduler(scheduler_config(config.args, workers), config.args.record_schedule)
         links.to_manager.send(ready_message(scheduler.config, workers))
         SchedulerProcess(hub, links, scheduler, config.args).loop()
     finally:

@@ -1,5 +1,6 @@
 """The model that a command line asks for: found, checked, and described before anything is allocated."""
 
+import os
 import secrets
 from pathlib import Path
 
@@ -67,6 +68,8 @@ def find_served_model(args: ServerArgs) -> ServedModel:
     check_tp_size(config, args.tp_size)
     args = _resolve(args, config)
     templates = _read_template(args.chat_template) if args.chat_template else {}
+    if args.record_schedule is not None:
+        _check_new_file("--record-schedule", Path(args.record_schedule))
     return ServedModel(args, path, config, args.served_model_name or model_name(args.model_path), templates)
 
 
@@ -128,3 +131,13 @@ def _read_template(file: str) -> dict[str, str]:
         return {DEFAULT_TEMPLATE: Path(file).read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--chat-template {file}: {error}") from error
+
+
+def _check_new_file(flag: str, path: Path) -> None:
+    """ConfigError unless the file can be made: it must not exist, and never replaces another."""
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"{flag} {path}: the file exists already")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{flag} {path}: there is no directory {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag} {path}: the directory {path.parent} can not be written to")

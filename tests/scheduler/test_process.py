@@ -39,6 +39,8 @@ from millstream.common.process import read_cause, start_child
 from millstream.common.run_dir import create_run_dir, leave_run_dir
 from millstream.common.sampling_params import SamplingParams
 from millstream.scheduler.process import SchedulerProcess
+from millstream.scheduler.recording import read_recording
+from millstream.scheduler.replay import replay
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.start_up import open_links, scheduler_config
 from tests.scheduler.fake_worker import VOCAB_SIZE, reference_outputs
@@ -158,6 +160,21 @@ def test_idle_it_uses_under_two_percent_of_a_core_and_keeps_its_heartbeat(boot: 
     assert 2 <= len(server.seen(LoadSnapshot)) - num_beats <= 5
     num_observed = sum(len(snapshot.step_seconds) for snapshot in server.seen(LoadSnapshot))
     assert num_observed == server.seen(LoadSnapshot)[-1].steps >= 5
+
+
+def test_a_recorded_schedule_is_replayed_with_equal_decisions(boot: Callable[..., Boot], tmp_path: Path) -> None:
+    path = tmp_path / "schedule.jsonl"
+    server = boot(record_schedule=str(path), max_running_requests=4)
+    for index in range(12):
+        server.ask(f"r{index}", [index % 3, 2, 3] * 6, 20)
+    server.wait_for(lambda: bool(server.output_ids("r2")))
+    server.to_scheduler.send(AbortReq(["r2", "r11"]))
+    server.wait_for(lambda: len(server.ends()) == 12)
+    num_snapshots = len(server.seen(LoadSnapshot))
+    server.wait_for(lambda: len(server.seen(LoadSnapshot)) > num_snapshots)
+    report = replay(read_recording(path))
+    assert report.difference is None
+    assert report.num_events > 50
 
 
 def test_while_a_link_is_full_no_step_is_planned(caplog: pytest.LogCaptureFixture) -> None:
