@@ -145,6 +145,7 @@ def measure(policy: str, num_waiting: int, num_steps: int) -> dict[str, object]:
     state = load.scheduler.state
     started = state.stats.num_started_reqs - started
     times = {name: round(1e6 * statistics.median(values), 1) for name, values in load.times.items()}
+    times["step_p99_us"] = round(1e6 * sorted(load.times["step_us"])[int(0.99 * num_steps)], 1)
     shape = {"rows": statistics.median(load.num_rows), "admitted_per_step": round(started / num_steps, 2)}
     return {"policy": policy, "waiting": len(state.waiting_queue), **shape, **times}
 
