@@ -36,15 +36,16 @@ class UnsupportedSyntax(ValueError):
 
 
 class Piece(NamedTuple):
-    """A part of a pattern: a regex of it, one of its beginnings, and how many characters it has at least."""
+    """A part of a pattern: a regex of it, one of its beginnings, and how many characters it has (None: any number)."""
 
     whole: str
     begun: str
     min_len: int
+    max_len: int | None
     is_single: bool = False  # a character or an assertion: nothing lies between none of it and all of it
 
 
-NOTHING = Piece("", "", 0)
+NOTHING = Piece("", "", 0, 0)
 
 
 def read_regex(pattern: str) -> Piece:
@@ -99,7 +100,9 @@ class _Reader:
         if text in REFUSED:
             raise UnsupportedSyntax(f"{text} ({REFUSED[text]}) is not supported")
         whole = f"(?{''.join(sorted(self._flags))}:{text})" if self._flags else text
-        return Piece(whole, "", 0, True) if text in ASSERTIONS else Piece(whole, f"(?:{whole})?", 1, True)
+        if text in ASSERTIONS:
+            return Piece(whole, "", 0, 0, is_single=True)
+        return Piece(whole, f"(?:{whole})?", 1, 1, is_single=True)
 
     def _repeated(self, piece: Piece) -> Piece:
         found = REPEAT.match(self._pattern, self._at)
@@ -115,7 +118,9 @@ class _Reader:
 def _any_of(branches: list[Piece]) -> Piece:
     whole = "|".join(branch.whole for branch in branches)
     begun = "|".join(branch.begun for branch in branches)
-    return Piece(f"(?:{whole})", f"(?:{begun})", min(branch.min_len for branch in branches))
+    max_lens = [branch.max_len for branch in branches if branch.max_len is not None]
+    max_len = max(max_lens) if len(max_lens) == len(branches) else None
+    return Piece(f"(?:{whole})", f"(?:{begun})", min(branch.min_len for branch in branches), max_len)
 
 
 def _join(first: Piece, rest: Piece) -> Piece:
@@ -127,12 +132,14 @@ def _join(first: Piece, rest: Piece) -> Piece:
         begun = f"(?:{first.whole}{rest.begun})?"
     else:
         begun = f"(?:{first.begun}|{first.whole}{rest.begun})"
-    return Piece(first.whole + rest.whole, begun, first.min_len + rest.min_len)
+    max_len = None if first.max_len is None or rest.max_len is None else first.max_len + rest.max_len
+    return Piece(first.whole + rest.whole, begun, first.min_len + rest.min_len, max_len)
 
 
 def _repeat(piece: Piece, low: int, high: int | None) -> Piece:
     whole = f"(?:{piece.whole})" + "{%d,%s}" % (low, "" if high is None else high)  # noqa: UP031 - braces
     if not piece.begun or high == 0:
-        return Piece(whole, "", low * piece.min_len)
+        return Piece(whole, "", low * piece.min_len, 0)
     before = "{0,}" if high is None else f"{{0,{high - 1}}}"
-    return Piece(whole, f"(?:{piece.whole}){before}{piece.begun}", low * piece.min_len)
+    max_len = None if high is None or piece.max_len is None else high * piece.max_len
+    return Piece(whole, f"(?:{piece.whole}){before}{piece.begun}", low * piece.min_len, max_len)

@@ -8,18 +8,15 @@ A match that is not complete must not be sent yet, since it would be trimmed. So
 may be the beginning of a match, from the first place where one may begin. A match that comes later starts there or
 after it; so each token costs a search of the held and the new text, and never of what came before.
 
-The held text is at most MAX_HELD_BYTES long. A pattern without `*`, `+` or `{n,}` can't match more (its program has an
-instruction for every byte, and MAX_PROGRAM_SIZE is no more), so nothing is lost. Of one with them, a match that gets
-longer is only known by its last MAX_HELD_BYTES: it still ends the text if they match alone (`[0-9]+:`), and then only
-they are trimmed; if they do not (`BEGIN[\s\S]*END`), it is not seen. What is sent never depends on whether it streams.
+The held text is bounded (StopRegexes.max_held_bytes: 4096 bytes for a small pattern). What a pattern without `*`, `+`
+or `{n,}` matches is never longer. Of a match with them that gets longer only that much of its end is known: it still
+ends the text if the end alone matches (`[0-9]+:`), and then only the end is trimmed; if not (`BEGIN[\s\S]*END`), it is
+not seen. All this is a function of the tokens: a request gets the same text whether it streams or not.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
-from ..common.stop_regex import MAX_PROGRAM_SIZE, StopRegexes, compile_stop_regexes
-
-MAX_HELD_BYTES = MAX_PROGRAM_SIZE
+from ..common.stop_regex import StopRegexes, compile_stop_regexes
 
 
 class RegexMatch(NamedTuple):
@@ -68,7 +65,7 @@ class RegexMatcher:
         return min(((match.start(), index, match.end()) for index, match in found if match), default=None)
 
     def _hold(self, text: bytes, start: int) -> None:
-        start = max(self._regexes.beginning.search(text, start).start(), len(text) - MAX_HELD_BYTES)
+        start = max(self._regexes.beginning.search(text, start).start(), len(text) - self._regexes.max_held_bytes)
         while start < len(text) and text[start] & 0xC0 == 0x80:  # inside a character
             start += 1
         self._held_start = min(start, 1)
@@ -76,11 +73,6 @@ class RegexMatcher:
         self.held_len = len(self._seen[self._held_start :].decode())
 
 
-@lru_cache(maxsize=64)
-def _compiled(patterns: tuple[str, ...]) -> StopRegexes:
-    return compile_stop_regexes(patterns)
-
-
 def make_regex_matcher(patterns: tuple[str, ...]) -> RegexMatcher | None:
     """A matcher of these stop regexes, None where there are none; InvalidParam if they do not compile."""
-    return RegexMatcher(_compiled(patterns)) if patterns else None
+    return RegexMatcher(compile_stop_regexes(patterns)) if patterns else None

@@ -13,6 +13,7 @@ from .openai_protocol import checked, split_prompts, stop_strings
 
 MAX_BATCH = 4096
 MAX_NEW_TOKENS = 128
+MAX_BATCH_STOP_REGEXES = 64  # different ones, each compiled while the server waits
 NEUTRAL_SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "beam_width": (1,),
@@ -24,7 +25,6 @@ NEUTRAL_SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "regex": (),
     "ebnf": (),
     "structural_tag": (),
-    "stop_regex": ([],),
     "spaces_between_special_tokens": (True,),
     "custom_params": (),
 }
@@ -54,6 +54,7 @@ class GenerateSamplingParams(msgspec.Struct, kw_only=True):
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int64] | None = None
+    stop_regex: str | list[str] | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: Any = None
@@ -68,7 +69,6 @@ class GenerateSamplingParams(msgspec.Struct, kw_only=True):
     regex: Any = None
     ebnf: Any = None
     structural_tag: Any = None
-    stop_regex: Any = None
     custom_params: Any = None
 
     def to_params(self, vocab_size: int, at: str) -> SamplingParams:
@@ -84,6 +84,7 @@ class GenerateSamplingParams(msgspec.Struct, kw_only=True):
             seed=self.seed if self.sampling_seed is None else self.sampling_seed,
             stop=stop_strings(self.stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop_regex=stop_strings(self.stop_regex),
             ignore_eos=self.ignore_eos,
             skip_special_tokens=self.skip_special_tokens,
             no_stop_trim=self.no_stop_trim,
@@ -138,6 +139,10 @@ class GenerateBody(msgspec.Struct, kw_only=True):
             return [(given or GenerateSamplingParams()).to_params(vocab_size, "sampling_params")] * num_prompts
         if len(given) != num_prompts:
             message = f"sampling_params has {len(given)} items for {num_prompts} prompts"
+            raise bad_request(message, "sampling_params")
+        regexes = {regex for item in given for regex in stop_strings(item.stop_regex)}
+        if len(regexes) > MAX_BATCH_STOP_REGEXES:
+            message = f"a batch may have at most {MAX_BATCH_STOP_REGEXES} different stop_regex, not {len(regexes)}"
             raise bad_request(message, "sampling_params")
         return [item.to_params(vocab_size, f"sampling_params[{index}]") for index, item in enumerate(given)]
 

@@ -72,7 +72,7 @@ class CompletionFormat:
 
 
 def finish_fields(end: StrEnd) -> dict[str, Any]:
-    """`finish_reason`, and SGLang's `matched_stop`: the token id or the string that ended the text."""
+    """`finish_reason`, and SGLang's `matched_stop`: the token id, string or pattern that ended the text."""
     reason = end.finish_reason
     if isinstance(reason, FINISH_LENGTH):
         return {"finish_reason": "length", "matched_stop": None}

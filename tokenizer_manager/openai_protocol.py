@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ..common.sampling_params import InvalidParam, SamplingParams, check_sampling_params
+from ..common.stop_regex import compile_stop_regexes
 from .api_error import bad_request
 from .chat_prompt import ChatMessage
 from .json_body import CacheSalt, Int32, Int64, Label, check_unsupported
@@ -28,7 +29,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "regex": (),
     "ebnf": (),
-    "stop_regex": (),
     "spaces_between_special_tokens": (True,),
     "lora_path": (),
     "json_schema": (),
@@ -80,6 +80,7 @@ class OpenAIBody(msgspec.Struct, kw_only=True):
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int64] | None = None
+    stop_regex: str | list[str] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: Any = None
@@ -100,7 +101,6 @@ class OpenAIBody(msgspec.Struct, kw_only=True):
     response_format: Any = None
     regex: Any = None
     ebnf: Any = None
-    stop_regex: Any = None
     lora_path: Any = None
     json_schema: Any = None
     structural_tag: Any = None
@@ -195,7 +195,7 @@ def split_prompts(given: Any, param: str, limit: int) -> list[str | list[int]]:
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    """One stop string or several."""
+    """One stop string (or regex) or several."""
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
@@ -203,6 +203,8 @@ def checked(params: SamplingParams, vocab_size: int, names: Mapping[str, str], a
     """The params, or the APIError that names the field as the client wrote it, below `at`."""
     try:
         check_sampling_params(params, vocab_size)
+        if params.stop_regex:
+            compile_stop_regexes(params.stop_regex)
     except InvalidParam as error:
         message = str(error)
         for ours, theirs in names.items():
@@ -228,6 +230,7 @@ def _sampling_params(body: OpenAIBody, max_tokens: int | None, max_name: str, vo
     params = SamplingParams(
         stop=stop_strings(body.stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
+        stop_regex=stop_strings(body.stop_regex),
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
     return checked(params, vocab_size, {"max_new_tokens": max_name, "min_new_tokens": "min_tokens"})

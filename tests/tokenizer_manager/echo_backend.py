@@ -6,6 +6,7 @@ scheduler and a detokenizer would say of ends, aborts, caches and load, it says 
 
 import asyncio
 import codecs
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from millstream.common.finish_reason import (
     FINISH_LENGTH,
     FINISH_MATCHED_STR,
     FINISH_MATCHED_TOKEN,
+    FINISHED_MATCHED_REGEX,
     FinishReason,
 )
 from millstream.common.links import ControlReply, FromDetokenizer, FromScheduler, ToScheduler
@@ -193,6 +195,10 @@ class EchoBackend:
             if stop in req.text:
                 req.unsent_text = req.unsent_text.removesuffix(stop)
                 return FINISH_MATCHED_STR(stop)
+        for pattern in params.stop_regex:
+            if found := re.search(pattern, req.text):
+                req.unsent_text = req.unsent_text.removesuffix(found[0])
+                return FINISHED_MATCHED_REGEX(pattern)
         if len(req.token_ids) == params.max_new_tokens:
             return FINISH_LENGTH(len(req.token_ids))
         return None
