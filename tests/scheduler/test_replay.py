@@ -3,6 +3,8 @@
 import logging
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,19 @@ def test_a_stored_trace_is_decided_as_it_was(path: Path) -> None:
     report = replay(read_recording(path))
     assert report.difference is None, f"{path.name}: {report.difference}\n(make_traces.py makes them anew)"
     assert report.num_decisions > 20
+
+
+def test_no_decision_depends_on_the_hash_seed() -> None:
+    code = "import sys; from millstream.scheduler.replay_command import main; sys.exit(max(main([a]) for a in sys.argv[1:]))"
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, sorted(TRACES.glob("*.jsonl")))],
+            env={"PYTHONPATH": str(TRACES.parents[2] / ".pkg"), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout.count("all equal")) == (0, len(SCENARIOS)), done.stdout + done.stderr
 
 
 def test_every_scenario_has_its_stored_trace_and_none_is_left_over() -> None:
