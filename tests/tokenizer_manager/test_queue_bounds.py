@@ -17,7 +17,6 @@ from tests.tokenizer_manager.live_server import MODEL, LiveServer
 
 CHAT = "/v1/chat/completions"
 HELLO: Any = [{"role": "user", "content": "hi"}]
-HELLO_TOKENS = 7
 BODIES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": HELLO}),
     ("/v1/completions", {"prompt": "a"}),
@@ -122,6 +121,27 @@ def test_requests_that_have_ended_wait_no_more(small: LiveServer) -> None:
     small.call(small.backend.resume)
     for _ in range(30):  # all before the next snapshot
         assert small.post(CHAT, {"messages": HELLO, "max_tokens": 1}).status == 200
+
+
+def test_a_snapshot_counts_what_was_sent_before_it(small: LiveServer) -> None:
+    waiting = [small.send("POST", CHAT, {"messages": HELLO}) for _ in range(6)]
+    small.until(lambda: small.backend.num_running == 6)
+    small.call(lambda: small.backend.report_load(1, num_queue_reqs=4))
+    waiting += [small.send("POST", CHAT, {"messages": HELLO}) for _ in range(6)]
+    small.until(lambda: small.backend.num_running == 12)
+    assert small.post(CHAT, {"messages": HELLO}).status == 429
+    for connection in waiting:
+        connection.close()
+
+
+def test_the_schedulers_refusal_says_when_to_come_back_too(server: LiveServer) -> None:
+    server.manager.clock = lambda: 100.0
+    server.call(lambda: server.backend.report_load(1, started_reqs_total=0))
+    server.manager.clock = lambda: 110.0
+    server.call(lambda: server.backend.report_load(1, started_reqs_total=2))
+    server.backend.refuse_with = FINISH_ABORT("full", 429, "QueueFull")
+    told = [int(server.post(CHAT, {"messages": HELLO}).headers["Retry-After"]) for _ in range(3)]
+    assert told == [5, 10, 15]
 
 
 def test_a_call_that_fails_before_it_is_sent_gives_its_place_back(small: LiveServer) -> None:
