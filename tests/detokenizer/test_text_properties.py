@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_STR, FINISH_MATCHED_TOKEN, FinishReason
+from millstream.common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_TOKEN, FinishReason
 from millstream.common.messages import (
     BatchTokenIDOutput,
     RequestEnd,
@@ -177,14 +177,14 @@ def test_stop_strings_end_the_text_where_the_whole_text_says(name: str, data: st
 
 
 def check_ending(found: Run, start: StreamStart, ids: list[int], reason: FinishReason, expected: Ending) -> None:
-    text, stop, num_tokens = expected
+    text, text_end, num_tokens = expected
     end = found.outputs[-1].end
     assert end is not None
     assert found.text == text
     assert found.token_ids == ids[:num_tokens]
     assert end.completion_tokens == num_tokens
-    assert end.finish_reason == (reason if stop is None else FINISH_MATCHED_STR(stop))
-    assert found.text_ends == ([] if stop is None else [TextEnded(start.rid, 1, num_tokens)])
+    assert end.finish_reason == (text_end or reason)
+    assert found.text_ends == ([] if text_end is None else [TextEnded(start.rid, 1, num_tokens)])
     assert sum(output.end is not None for output in found.outputs) == 1
     assert start.stream or len(found.outputs) == 1
 
