@@ -126,7 +126,7 @@ def no_chunks(path: Path) -> None:
 def retraction(path: Path) -> None:
     """More outputs than pages."""
     harness = RecordedHarness(path, num_pages=24, schedule_conservativeness=0.0)
-    for wave in range(3):
+    for wave in range(2):
         for index in range(6):
             harness.ask(f"wave{wave}-{index}", [wave * 10 + index] * (4 + index), 30)
         harness.run()
@@ -138,7 +138,7 @@ def retraction(path: Path) -> None:
 def priority_preemption(path: Path) -> None:
     """Urgent requests take the place of others."""
     harness = RecordedHarness(path, num_pages=40, max_running_requests=4, enable_priority_scheduling=True)
-    storm(harness, 4, num_reqs=30, max_new_tokens=40, priorities=(None, 0, 5, 50))
+    storm(harness, 4, num_reqs=24, max_new_tokens=30, priorities=(None, 0, 5, 50))
     harness.finish()
 
 
@@ -193,7 +193,7 @@ def backfilling(path: Path) -> None:
 def aborts_and_text_ends(path: Path) -> None:
     """Ends from outside meet ends by token; rows fail."""
     harness = RecordedHarness(path, num_pages=40, failing_token_id=47)
-    storm(harness, 10, num_reqs=50, is_rude=True)
+    storm(harness, 10, num_reqs=40, is_rude=True)
     harness.finish()
 
 
