@@ -6,14 +6,17 @@ A step carries the running decodes first (they have their pages already), then p
     rem_chunk_tokens   tokens a step may compute (`--chunked-prefill-size`), less the decode rows; None: no chunking
     rem_input_tokens   tokens a step may admit (`--max-prefill-tokens`), less the decode rows
 
-Memory is asked anew at each use, because locking a prefix and taking pages change it. Where SGLang charges whole pages
-to the two step budgets we charge tokens: the pages are taken at once, so the memory budget knows them.
+The step budgets are charged whole pages. Memory is asked anew at each use, because locking a prefix and taking pages
+change it. Pages of ended requests that steps in flight may still touch come back by themselves: where they would do, the
+verdict is OTHER and not NO_TOKEN.
 """
 
 from collections.abc import Collection
 from enum import Enum, auto
 
+from .memory_forecast import Holder, MemoryForecast, num_freed_pages
 from .page_pool import PagePool
+from .radix_tree import TreeNode
 from .req import Range, Req
 
 CLIP_MAX_NEW_TOKENS = 4096  # bounds the estimate of an output, not the output
@@ -24,11 +27,14 @@ class AddReqResult(Enum):
 
     CONTINUE = auto()
     NO_TOKEN = auto()  # the KV cache is full
-    OTHER = auto()  # this step's budgets are used up
+    OTHER = auto()  # this step's budgets are used up, or memory is on its way back
 
 
 class PrefillAdder:
-    """Built for one step; `can_run_list` is what it admitted, `new_chunked_req` the one that it admitted in part."""
+    """Built for one step; `can_run_list` is what it admitted, `new_chunked_req` the one that it admitted in part.
+
+    `why` and `numbers` explain the last refusal.
+    """
 
     def __init__(
         self,
@@ -40,6 +46,7 @@ class PrefillAdder:
         rem_chunk_tokens: int | None,
         num_mixed_decode_tokens: int = 0,
         prefill_max_requests: int,
+        ending: Collection[Req] = (),
     ) -> None:
         self.pool = pool
         self.page_size = pool.page_size
@@ -49,106 +56,243 @@ class PrefillAdder:
             None if rem_chunk_tokens is None else max(rem_chunk_tokens - num_mixed_decode_tokens, self.page_size)
         )
         self.prefill_max_requests = prefill_max_requests
-        self.rem_total_token_offset = sum(_expected_new_tokens(req, new_token_ratio) for req in running_batch)
         self.is_alone = not running_batch
         self.can_run_list: list[Req] = []
         self.new_chunked_req: Req | None = None
+        self.why = ""
+        self.numbers: dict[str, float] = {}
+
+        self._running_batch = running_batch
+        self._ending = ending
+        self._new_token_ratio = new_token_ratio
+        self._chunk_tokens = min(self.rem_input_tokens, self.rem_chunk_tokens or self.rem_input_tokens)
+        self._running_reserve: float | None = None  # not summed up before somebody asks
+        self._admitted_reserve = 0
+        self._is_clipped = False
+        self._forecast: MemoryForecast | None = None
+
+    # ---- budgets -----------------------------------------------------------------------------------------------------
 
     @property
     def rem_total_tokens(self) -> float:
-        """KV slots that nobody is expected to need."""
-        return self.pool.num_available_pages * self.page_size - self.rem_total_token_offset
+        """KV slots that nobody is expected to need; 0 where more is expected than there is."""
+        return max(0.0, self.memory_left)
+
+    @property
+    def memory_left(self) -> float:
+        """Available KV slots less those that running and admitted requests are expected to need."""
+        if self._running_reserve is None:
+            self._running_reserve = self._sum_running_reserve()
+        return self.pool.num_available_pages * self.page_size - self._running_reserve - self._admitted_reserve
+
+    @property
+    def pending_tokens(self) -> int:
+        """KV slots of ended requests that come back with the steps in flight."""
+        locks_left: dict[TreeNode, int] = {}
+        return sum(num_freed_pages(req, locks_left) for req in self._ending) * self.page_size
 
     def budget_state(self) -> AddReqResult:
         """The verdict on the next candidate."""
-        if self.pool.num_available_pages == 0 or (self.rem_total_tokens <= 0 and not self.is_alone):
-            return AddReqResult.NO_TOKEN
-        if self.rem_input_tokens <= 0 or (self.rem_chunk_tokens is not None and self.rem_chunk_tokens <= 0):
-            return AddReqResult.OTHER
+        if self.pool.num_available_pages == 0 or (self.memory_left <= 0 and not self.is_alone):
+            return self._no_memory(1, max(0.0, -self.memory_left))
+        return self.step_budget_state()
+
+    def step_budget_state(self) -> AddReqResult:
+        """The verdict on the next candidate as far as it is not about memory."""
         if len(self.can_run_list) >= self.prefill_max_requests:
-            return AddReqResult.OTHER
+            return self._refuse("rows", rows=self.prefill_max_requests)
+        if self.rem_chunk_tokens is not None and self.rem_chunk_tokens <= 0:
+            return self._refuse("chunk budget", rem_chunk_tokens=0)
+        if self.rem_input_tokens <= 0:
+            return self._refuse("input budget", rem_input_tokens=0)
         return AddReqResult.CONTINUE
+
+    def ceil_paged_tokens(self, num_tokens: int) -> int:
+        """`num_tokens` in whole pages."""
+        return -(-num_tokens // self.page_size) * self.page_size
+
+    # ---- admission ---------------------------------------------------------------------------------------------------
 
     def add_chunked_req(self, req: Req) -> AddReqResult:
         """Go on with the request that is computed in part, as far as budgets and pages reach.
 
         The memory estimate does not stop it: it holds pages already, and gives them back only by going on.
         """
+        self.is_alone = False
         start, known_len = req.kv_allocated_len, len(req.token_ids)
         num_slots = (len(req.page_ids) + self.pool.num_available_pages) * self.page_size
         end = self._chunk_end(start, min(known_len, num_slots))
         if end < known_len:
             self.new_chunked_req = req
-        if end <= start:
-            return AddReqResult.NO_TOKEN if num_slots <= start else AddReqResult.OTHER
-        self._extend(req, start, end)
+        if end <= start or not self.pool.grow(req, end):
+            self.new_chunked_req = req
+            return self._no_memory(self.page_size, 0.0)
+        self._charge(req, start, end)
         return self.budget_state()
+
+    def has_admitted(self, req: Req) -> bool:
+        """Whether the last one that was tried got in."""
+        return bool(self.can_run_list) and self.can_run_list[-1] is req
+
+    def fits(self, req: Req) -> AddReqResult:
+        """The verdict of the memory estimate on a waiting request (looked up already), and nothing else."""
+        assert req.last_node is not None
+        self.pool.tree_cache.inc_lock_ref(req.last_node)
+        verdict = self._memory_verdict(req, len(req.token_ids) - req.kv_allocated_len)
+        self.pool.tree_cache.dec_lock_ref(req.last_node)
+        return AddReqResult.CONTINUE if self.is_alone else verdict
 
     def add_one_req(self, req: Req) -> AddReqResult:
         """Admit a waiting request (looked up in the tree already), whole or its first chunk, if the budgets allow.
 
         The verdict is about the next candidate; whether this one got in, `can_run_list` tells.
         """
-        if self.budget_state() is not AddReqResult.CONTINUE:
-            return self.budget_state()
+        verdict = self.step_budget_state()
+        if verdict is not AddReqResult.CONTINUE:
+            return verdict
         assert req.last_node is not None
         tree_cache = self.pool.tree_cache
         tree_cache.inc_lock_ref(req.last_node)  # from here on its own prefix does not count as evictable
         start, known_len = req.kv_allocated_len, len(req.token_ids)
         verdict, end = self._select_end(req, start, known_len)
+        if verdict is AddReqResult.CONTINUE and not self.pool.grow(req, end):
+            verdict = self._refuse_for_memory(end - start, 0.0)
         if verdict is not AddReqResult.CONTINUE:
             tree_cache.dec_lock_ref(req.last_node)
             return verdict
-        self._extend(req, start, end)
         if end < known_len:
             self.new_chunked_req = req
+        self._charge(req, start, end)
         return self.budget_state()
 
     def _select_end(self, req: Req, start: int, known_len: int) -> tuple[AddReqResult, int]:
         """How far the candidate is computed in this step, or why it has to wait."""
-        total_tokens = known_len - start + _clipped_new_tokens(req) + self.page_size
-        if total_tokens >= self.rem_total_tokens and not self.is_alone:
-            return AddReqResult.NO_TOKEN, start
-        if self.rem_chunk_tokens is None:
-            if self.can_run_list and known_len - start > self.rem_input_tokens:
-                return AddReqResult.OTHER, start
-            end = known_len
-        else:
-            end = self._chunk_end(start, known_len)
-            if end <= start or (end < known_len and self.new_chunked_req is not None):
-                return AddReqResult.OTHER, start  # only one request may be computed in part
-        if self.pool.num_pages_for(end) - len(req.page_ids) > self.pool.num_available_pages:
-            return AddReqResult.NO_TOKEN, start
+        if not self.is_alone:
+            verdict = self._memory_verdict(req, known_len - start)
+            if verdict is not AddReqResult.CONTINUE:
+                return verdict, start
+        input_tokens = self.ceil_paged_tokens(known_len - start)
+        if self.rem_chunk_tokens is None and self.can_run_list and input_tokens >= self.rem_input_tokens:
+            return self._refuse("input budget", need=input_tokens, rem_input_tokens=self.rem_input_tokens), start
+        end = self._chunk_end(start, known_len)
+        if end <= start or (end < known_len and self.new_chunked_req is not None):
+            # only one request may be computed in part
+            return self._refuse("chunk budget", need=input_tokens, rem_chunk_tokens=self.rem_chunk_tokens or 0), start
+        num_lacking_pages = self.pool.num_pages_for(end) - len(req.page_ids) - self.pool.num_available_pages
+        if num_lacking_pages > 0:
+            return self._no_memory(end - start, num_lacking_pages * self.page_size - 1), start
         return AddReqResult.CONTINUE, end
 
     def _chunk_end(self, start: int, limit: int) -> int:
         """The end of a chunk from `start`: `limit`, or the last page boundary within the step's budgets."""
         if self.rem_chunk_tokens is None:
             return limit
-        budget_end = start + min(self.rem_chunk_tokens, self.rem_input_tokens)
-        return limit if limit <= budget_end else budget_end // self.page_size * self.page_size
+        rem_tokens = min(self.rem_chunk_tokens, self.rem_input_tokens)
+        if self.ceil_paged_tokens(limit - start) <= rem_tokens:
+            return limit
+        return (start + rem_tokens) // self.page_size * self.page_size
 
-    def _extend(self, req: Req, start: int, end: int) -> None:
-        """Take the pages and charge the budgets. What is computed in part reserves no output yet."""
-        grown = self.pool.grow(req, end)
-        assert grown, "pages were counted before they were taken"
+    def _charge(self, req: Req, start: int, end: int) -> None:
+        """Charge the budgets; the pages are taken. What is computed in part reserves no output yet."""
         req.extend_range = Range(start, end)
         self.can_run_list.append(req)
         self.is_alone = False
-        self.rem_input_tokens -= end - start
+        input_tokens = self.ceil_paged_tokens(end - start)
+        self.rem_input_tokens = max(0, self.rem_input_tokens - input_tokens)
         if self.rem_chunk_tokens is not None:
-            self.rem_chunk_tokens -= end - start
-            assert self.rem_chunk_tokens >= 0
-        if end == len(req.token_ids):
-            self.rem_total_token_offset += _clipped_new_tokens(req) + self.page_size
+            self.rem_chunk_tokens = max(0, self.rem_chunk_tokens - input_tokens)
+        if req is not self.new_chunked_req:
+            self._admitted_reserve += min(req.num_left_to_plan, CLIP_MAX_NEW_TOKENS) + self.page_size
+        if self._forecast is not None:
+            self._forecast.add(self._admitted_holder(req))
 
+    # ---- memory ------------------------------------------------------------------------------------------------------
 
-def _clipped_new_tokens(req: Req) -> int:
-    """Output tokens that are still to come, clipped."""
-    return min(req.num_left_to_plan, CLIP_MAX_NEW_TOKENS)
+    def num_total_tokens(self, req: Req, extend_len: int) -> int:
+        """What a candidate may come to need: its uncached tokens, its clipped output, a page for alignment."""
+        return extend_len + min(req.num_left_to_plan, CLIP_MAX_NEW_TOKENS) + self.page_size
 
+    def _memory_verdict(self, req: Req, extend_len: int) -> AddReqResult:
+        """Whether the candidate fits by the estimates. Its prefix is locked."""
+        total_tokens, memory_left = self.num_total_tokens(req, extend_len), self.memory_left
+        is_clipped = self._is_clipped or req.num_left_to_plan > CLIP_MAX_NEW_TOKENS
+        if total_tokens < memory_left and not (req.ignore_eos and is_clipped):
+            return AddReqResult.CONTINUE
+        if req.ignore_eos:
+            return self._add_one_req_ignore_eos(req, extend_len)
+        return self._no_memory(total_tokens, total_tokens - memory_left)
 
-def _expected_new_tokens(req: Req, new_token_ratio: float) -> float:
-    """The share of them that a running request is expected to use; all of them when nothing but length ends it."""
-    ratio = 1.0 if req.message.sampling_params.ignore_eos else new_token_ratio
-    return _clipped_new_tokens(req) * ratio
+    def _add_one_req_ignore_eos(self, req: Req, extend_len: int) -> AddReqResult:
+        """Its lifetime is known: walk all completions in order; memory must last until its own."""
+        lowest = self.forecast().low_water(extend_len, req.num_left_to_plan + self.num_chunks(extend_len))
+        if lowest > 0:
+            return AddReqResult.CONTINUE
+        return self._no_memory(self.num_total_tokens(req, extend_len), -lowest)
+
+    def num_chunks(self, extend_len: int) -> int:
+        """Steps that the prefill of a candidate takes, the rest of this one counted as one."""
+        if self.rem_chunk_tokens is None:
+            return 1
+        rest = extend_len - min(self.rem_chunk_tokens, self.rem_input_tokens)
+        return 1 if rest <= 0 else 2 + rest // self._chunk_tokens
+
+    def forecast(self) -> MemoryForecast:
+        """Who gives memory back when; made once, and kept up to date while requests are admitted."""
+        if self._forecast is None:
+            holders = [self._running_holder(req) for req in self._running_batch]
+            holders += [Holder(0, 0.0, 0, 0.0, req) for req in self._ending]
+            admitted = dict.fromkeys(self.can_run_list)
+            if self.new_chunked_req is not None:
+                admitted[self.new_chunked_req] = None  # it may have got no page in this step
+            holders += [self._admitted_holder(req) for req in admitted]
+            self._forecast = MemoryForecast(self.pool, holders)
+        return self._forecast
+
+    def _running_holder(self, req: Req) -> Holder:
+        rate, num_left = self._rate(req), req.num_left_to_plan
+        return Holder(num_left, rate, 0, min(num_left, CLIP_MAX_NEW_TOKENS) * rate, req)
+
+    def _admitted_holder(self, req: Req) -> Holder:
+        rate, num_left = self._rate(req), req.num_left_to_plan
+        if req is not self.new_chunked_req:
+            return Holder(num_left, rate, 0, min(num_left, CLIP_MAX_NEW_TOKENS) + self.page_size, req)
+        prompt_left = len(req.token_ids) - req.kv_allocated_len
+        reserve = prompt_left + min(num_left, CLIP_MAX_NEW_TOKENS) * rate
+        return Holder(num_left + 1 + prompt_left // self._chunk_tokens, rate, prompt_left, reserve, req)
+
+    @property
+    def chunked_reserve(self) -> float:
+        """What the request that is computed in part will need; `memory_left` does not know of it."""
+        return 0.0 if self.new_chunked_req is None else self._admitted_holder(self.new_chunked_req).reserve
+
+    def _rate(self, req: Req) -> float:
+        return 1.0 if req.ignore_eos else self._new_token_ratio
+
+    def _sum_running_reserve(self) -> float:
+        """The share of their remaining output that running requests are expected to use; this runs in most steps."""
+        by_length, by_eos, clip = 0, 0, CLIP_MAX_NEW_TOKENS
+        for req in self._running_batch:
+            num_left = req.num_left_to_plan
+            if num_left > clip:
+                num_left = clip
+                self._is_clipped = True
+            if req.ignore_eos:
+                by_length += num_left
+            else:
+                by_eos += num_left
+        return by_length + by_eos * self._new_token_ratio
+
+    # ---- refusal -----------------------------------------------------------------------------------------------------
+
+    def _no_memory(self, need: float, lacking: float) -> AddReqResult:
+        """NO_TOKEN, unless more than what lacks is on its way back."""
+        self._refuse_for_memory(need, lacking)
+        return AddReqResult.OTHER if self._ending and self.pending_tokens > lacking else AddReqResult.NO_TOKEN
+
+    def _refuse_for_memory(self, need: float, lacking: float) -> AddReqResult:
+        self._refuse("memory", need=need, lacking=round(lacking, 1), rem_total_tokens=round(self.rem_total_tokens, 1))
+        return AddReqResult.NO_TOKEN
+
+    def _refuse(self, why: str, **numbers: float) -> AddReqResult:
+        self.why, self.numbers = why, numbers
+        return AddReqResult.OTHER

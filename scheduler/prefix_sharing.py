@@ -1,33 +1,68 @@
-"""Waiting for a prefix that another request is computing right now, instead of computing it a second time."""
+"""Waiting for a prefix that another request is computing right now, instead of computing it a second time.
+
+SGLang's in-batch prefix caching: of several waiters that share a new prefix one goes first, and the others wait for its
+pages. A waiter remembers whom it waits for, so a step costs it a look at that one's status.
+"""
 
 from collections.abc import Iterable
 
+from .page_pool import PagePool
 from .req import Req, ReqStatus
 
 MIN_SHARED_TOKENS = 32  # SGLang's IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD
 COMPUTING = (ReqStatus.PREFILLING, ReqStatus.RUNNING)
 
+Beginning = tuple[object, bytes]  # namespace, first tokens
 
-def find_prefix_to_wait_for(req: Req, prefilling: Iterable[Req], page_size: int) -> tuple[Req, int] | None:
-    """The request whose prefill computes most of what `req` lacks, and the length (in whole pages) that they share.
 
-    None where nobody computes at least MIN_SHARED_TOKENS more than the tree holds. `req` is looked up already.
-    """
-    cached_len = req.num_tree_pages * page_size
-    min_len = cached_len + -(-MIN_SHARED_TOKENS // page_size) * page_size
-    if len(req.token_ids) <= min_len:
-        return None
-    best: tuple[Req, int] | None = None
-    for other in prefilling:
-        limit = min(len(req.token_ids) - 1, len(other.token_ids)) // page_size * page_size
-        if limit < min_len or other.namespace != req.namespace or not _will_cache(other, min_len, page_size):
-            continue
-        if other.key(cached_len, min_len) != req.key(cached_len, min_len):
-            continue
-        shared_len = _shared_len(req, other, min_len, limit, page_size)
-        if best is None or shared_len > best[1]:
-            best = (other, shared_len)
-    return best
+class PrefixesOnTheWay:
+    """The requests whose prefill is not back yet, by how they begin. Made for one step, when somebody asks."""
+
+    def __init__(self, page_size: int, prefilling: Iterable[Req]) -> None:
+        self._page_size = page_size
+        self._min_len = -(-MIN_SHARED_TOKENS // page_size) * page_size
+        self._reqs: dict[Beginning, list[Req]] = {}
+        for req in prefilling:
+            self.add(req)
+
+    def add(self, req: Req) -> None:
+        """One more computes its prompt."""
+        if len(req.token_ids) >= self._min_len and not req.is_private:
+            self._reqs.setdefault(self._beginning(req), []).append(req)
+
+    def find(self, req: Req) -> tuple[Req, int] | None:
+        """The request that computes most of what `req` lacks, and the length (in whole pages) that they share.
+
+        None where nobody computes at least MIN_SHARED_TOKENS more than the tree holds. `req` is looked up already.
+        """
+        page_size = self._page_size
+        cached_len = req.num_tree_pages * page_size
+        min_len = cached_len + self._min_len
+        if len(req.token_ids) <= min_len:
+            return None
+        best: tuple[Req, int] | None = None
+        for other in self._reqs.get(self._beginning(req), ()):
+            limit = min(len(req.token_ids) - 1, len(other.token_ids)) // page_size * page_size
+            if limit < min_len or other is req or not _will_cache(other, min_len, page_size):
+                continue
+            if not _is_equal(req, other, cached_len, min_len) or not _is_equal(req, other, 0, cached_len):
+                continue
+            shared_len = _shared_len(req, other, min_len, limit, page_size)
+            if best is None or shared_len > best[1]:
+                best = (other, shared_len)
+        return best
+
+    def _beginning(self, req: Req) -> Beginning:
+        return req.namespace, req.key(0, self._min_len)
+
+
+def waits_for_prefix(req: Req, pool: PagePool, on_the_way: PrefixesOnTheWay) -> bool:
+    """Whether another request is computing a prefix of this one; looks this one up in the tree if not."""
+    if still_waits(req, pool.page_size):
+        return True
+    pool.init_next_round_input(req)
+    req.waits_for = None if pool.tree_cache.disabled else on_the_way.find(req)
+    return req.waits_for is not None
 
 
 def still_waits(req: Req, page_size: int) -> bool:
@@ -45,15 +80,18 @@ def _will_cache(other: Req, length: int, page_size: int) -> bool:
     return not other.is_private and other.num_tree_pages * page_size < length
 
 
+def _is_equal(req: Req, other: Req, start: int, end: int) -> bool:
+    return req.key(start, end) == other.key(start, end)
+
+
 def _shared_len(req: Req, other: Req, low: int, limit: int, page_size: int) -> int:
     """Tokens (whole pages) that both begin with; the first `low` are known to be equal, `limit` bounds the answer."""
-    if other.key(low, limit) == req.key(low, limit):
+    if _is_equal(req, other, low, limit):
         return limit
     equal, differs = low // page_size, limit // page_size
     while differs - equal > 1:
         middle = (equal + differs) // 2
-        start, end = equal * page_size, middle * page_size
-        if other.key(start, end) == req.key(start, end):
+        if _is_equal(req, other, equal * page_size, middle * page_size):
             equal = middle
         else:
             differs = middle

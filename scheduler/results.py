@@ -15,6 +15,7 @@ def process_batch_result(state: SchedulerState, result: BatchResult) -> None:
     in_flight = state.in_flight.pop(0)
     columns = read_result(in_flight, result)
     state.stats.on_step(result.step_seconds)
+    state.chunk_size.on_step(in_flight.num_prefill_tokens, len(in_flight.decodes), result.step_seconds)
     outputs = NewOutputs()
     start = _process_extends(state, in_flight, columns, outputs)
     _process_decodes(state, in_flight, columns, outputs, start)

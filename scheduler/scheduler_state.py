@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 from ..common.finish_reason import FINISH_ABORT, FINISH_LENGTH, FinishReason
+from .chunk_size import ChunkSize
 from .explanation import Journal
 from .load import LoadStats
 from .new_token_ratio import NewTokenRatio
@@ -31,6 +32,7 @@ class SchedulerState:
         self.is_paused = False
         self.pool = _new_pool(config)
         self.new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
+        self.chunk_size = ChunkSize(config)
         self.stats = LoadStats()
         self.journal = Journal()
         self.output = TokenOutput()

@@ -49,7 +49,7 @@ def test_a_whole_prompt_is_charged_to_every_budget() -> None:
     req = make_req(10, 7)
     assert add(adder, req) is AddReqResult.CONTINUE
     assert req.extend_range == Range(0, 10)
-    assert (adder.rem_chunk_tokens, adder.rem_input_tokens) == (54, 990)
+    assert (adder.rem_chunk_tokens, adder.rem_input_tokens) == (52, 988)
     assert adder.rem_total_tokens == (20 - 3) * 4 - 7 - 4
 
 
@@ -139,7 +139,7 @@ def test_when_nothing_runs_a_request_that_fits_exactly_is_admitted() -> None:
 
 
 def test_the_input_budget_used_up_is_other() -> None:
-    adder = make_adder(PagePool(50, 4), max_input=10)
+    adder = make_adder(PagePool(50, 4), max_input=12)
     assert add(adder, make_req(10)) is AddReqResult.OTHER
 
 

@@ -101,16 +101,18 @@ def test_requests_start_in_the_order_of_their_arrival() -> None:
     assert harness.batches[0].new_reqs[0].rid == "early"
 
 
-def test_a_request_without_memory_holds_back_those_behind_it() -> None:
+def test_a_request_without_memory_is_passed_only_by_one_that_ends_before_it_could_start() -> None:
     harness = Harness(num_pages=16, page_size=4)
     harness.ask("running", prompt_of(20), 20)
     harness.ask("big", prompt_of(40, 1), 20)
-    harness.ask("small", prompt_of(3, 2), 2)
+    harness.ask("long", prompt_of(3, 2), 25)
+    harness.ask("short", prompt_of(3, 3), 2)
     harness.plan()
-    assert [new_req.rid for new_req in harness.batches[0].new_reqs] == ["running"]
-    assert not extends_of(harness.batches[-1])[1:]
-    assert [req.rid for req in harness.scheduler.state.waiting_queue] == ["big", "small"]
-
+    assert [new_req.rid for new_req in harness.batches[0].new_reqs] == ["running", "short"]
+    assert [req.rid for req in harness.state.waiting_queue] == ["big", "long"]
+    harness.run()
+    started = [new_req.rid for batch in harness.batches for new_req in batch.new_reqs]
+    assert started == ["running", "short", "big", "long"]
 
 def test_a_row_is_used_again_with_a_higher_generation() -> None:
     harness = Harness(max_running_requests=1)
