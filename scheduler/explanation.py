@@ -55,7 +55,7 @@ class Blocked:
             "last_step": self.last_step,
             "for_seconds": seconds,
         }
-        return _event(self.now, self.step, "blocked", numbers | self.numbers)
+        return _event(self.now, self.step, "blocked", numbers | self.numbers | numbers)
 
 
 class Story:

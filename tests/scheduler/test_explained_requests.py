@@ -118,3 +118,29 @@ def test_an_abort_and_a_refusal_say_why() -> None:
     refused = numbers(explain(harness, "long"), "refused")
     assert refused["status_code"] == 400
     assert "60 tokens" in refused["reason"]
+
+
+def test_a_request_that_waits_tells_what_kept_it_from_starting_and_for_how_long() -> None:
+    harness = Harness(num_pages=10, max_running_requests=2)
+    harness.ask("a", [1, 2, 3], 20, ignore_eos=True)
+    harness.step()
+    harness.ask("large", [5] * 20, 12, ignore_eos=True)
+    for _ in range(10):
+        harness.now += 1
+        harness.step()
+    (event,) = of_kind(explain(harness, "large"), "blocked")
+    assert event.numbers["reason"] != "rows"
+    assert int(event.numbers["steps"]) >= 10
+    assert float(event.numbers["for_seconds"]) >= 9
+    assert len(event.numbers) > 4, "and the budgets in numbers"
+    harness.run()
+    events = [each.what for each in explain(harness, "large").events]
+    assert events == ["queued", "blocked", "admitted", "chunk", "first_token", "ended"]
+
+
+def test_a_request_that_waits_for_a_row_tells_so() -> None:
+    harness = Harness(max_running_requests=1)
+    harness.ask("a", [1, 2, 3], 20, ignore_eos=True)
+    harness.ask("b", [4, 5, 6], 20)
+    harness.run()
+    assert numbers(explain(harness, "b"), "blocked")["reason"] == "rows"
