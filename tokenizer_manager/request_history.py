@@ -1,7 +1,6 @@
 """What the tokenizer manager knows of requests, those that have ended included: bounded, found by any of their names."""
 
 from collections import OrderedDict
-from itertools import islice
 
 import msgspec
 
@@ -52,19 +51,16 @@ class RequestHistory:
         return len(self._records)
 
     def add(self, req: ReqState) -> None:
-        """A request has ended; the oldest one is forgotten. A name that two calls had means the later one's."""
+        """A request has ended; the oldest one is forgotten."""
         record = record_of(req)
         self._records[req.rid] = record
         for name in record.names:
-            rids = self._rids_of.setdefault(name, {})
-            if any(self._records[rid].call_id != record.call_id for rid in islice(rids, 1)):
-                rids.clear()
-            rids[req.rid] = None
+            self._rids_of.setdefault(name, {})[req.rid] = None
         if len(self._records) > self._max_requests:
             self._forget(self._records.popitem(last=False)[1])
 
     def find(self, name: str) -> list[ReqRecord]:
-        """The requests of this name: a rid, a label, a call's id; several for a batch."""
+        """The requests of this name, a rid, a label or a call's id: several of a batch, or of calls with one label."""
         return [self._records[rid] for rid in self._rids_of.get(name, ())]
 
     def _forget(self, record: ReqRecord) -> None:
