@@ -2,6 +2,8 @@
 
 from collections import deque
 from itertools import chain
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, NamedTuple
 
 import msgspec
@@ -70,7 +72,8 @@ class Replay:
         try:
             self._call(event)
         except Exception as error:  # noqa: BLE001 - whatever a scheduler does wrong is what a replay is to show
-            failure = f"{type(error).__name__}: {error}"
+            place = extract_tb(error.__traceback__)[-1]
+            failure = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno}, {place.name})"
             return Difference(event.line, self._step, f"event {event.what}", "the scheduler failed", [], [failure])
         return None
 
