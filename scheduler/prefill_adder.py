@@ -134,14 +134,6 @@ class PrefillAdder:
         """Whether the last one that was tried got in."""
         return bool(self.can_run_list) and self.can_run_list[-1] is req
 
-    def fits(self, req: Req) -> AddReqResult:
-        """The verdict of the memory estimate on a waiting request (looked up already), and nothing else."""
-        assert req.last_node is not None
-        self.pool.tree_cache.inc_lock_ref(req.last_node)
-        verdict = self._memory_verdict(req, len(req.token_ids) - req.kv_allocated_len)
-        self.pool.tree_cache.dec_lock_ref(req.last_node)
-        return AddReqResult.CONTINUE if self.is_alone else verdict
-
     def add_one_req(self, req: Req) -> AddReqResult:
         """Admit a waiting request (looked up in the tree already), whole or its first chunk, if the budgets allow.
 
@@ -211,6 +203,23 @@ class PrefillAdder:
     def num_total_tokens(self, req: Req, extend_len: int) -> int:
         """What a candidate may come to need: its uncached tokens, its clipped output, a page for alignment."""
         return extend_len + min(req.num_left_to_plan, CLIP_MAX_NEW_TOKENS) + self.page_size
+
+    def lacking_tokens(self, req: Req, decode_tokens: int) -> float:
+        """What a waiting request (looked up already) lacks by the estimates, once decodes have taken `decode_tokens`.
+
+        0.0 where it fits, or will when pages that are on their way are back.
+        """
+        if self.is_alone:
+            return 0.0
+        assert req.last_node is not None
+        extend_len = len(req.token_ids) - req.kv_allocated_len
+        self.pool.tree_cache.inc_lock_ref(req.last_node)
+        verdict = self._memory_verdict(req, extend_len)
+        lacking = self.num_total_tokens(req, extend_len) - self.memory_left + decode_tokens + 1
+        self.pool.tree_cache.dec_lock_ref(req.last_node)
+        if req.ignore_eos and verdict is AddReqResult.CONTINUE:
+            return 0.0
+        return 0.0 if lacking <= self.pending_tokens else lacking
 
     def _memory_verdict(self, req: Req, extend_len: int) -> AddReqResult:
         """Whether the candidate fits by the estimates. Its prefix is locked."""

@@ -26,6 +26,7 @@ from .control import Control
 from .decode_batch import get_decode_batch
 from .invariants import check_when_idle
 from .output import abort_reason
+from .preemption import preempt, victims_to_preempt
 from .prefill import get_new_batch_prefill
 from .req import ReqStatus
 from .results import process_batch_result
@@ -128,6 +129,10 @@ class Scheduler:
             if state.in_flight:
                 return None  # retraction acts on a drained pipeline
             retract_decode(state)
+        if victims := victims_to_preempt(state):
+            if state.in_flight:
+                return None  # so does preemption
+            preempt(state, victims)
         return self._launch()
 
     def _launch(self) -> ScheduleBatch | None:
