@@ -5,7 +5,8 @@ The unknowns are the seconds of a step, of a prefill and of a decode row, of a t
 because under T tokens the weights' bytes decide: T is searched on a grid, and for each T the others are a non-negative
 least-squares fit. Weights that are renewed make it a fit of absolute errors (iteratively reweighted least squares):
 a machine that does other work leaves outliers. Errors are relative to the step, and each kind of step counts as much
-as the others.
+as the others. At last everything is scaled by one factor, so that the steps take as long as measured in all: rates of
+tokens follow from means, and noise only adds.
 """
 
 from collections import Counter
@@ -105,7 +106,9 @@ def _fit(steps: Sequence[RecordedStep], sample_tokens: float) -> tuple[float, Fl
             best = (error, knee, seconds)
     if best is None:
         raise FitError("the steps' times do not depend on their tokens")
-    return best[1], best[2]
+    _, knee, seconds = best
+    columns[:, 3] = np.maximum(columns[:, 3], knee)
+    return knee, seconds * (measured.sum() / (columns @ seconds).sum())
 
 
 def _fit_absolute(matrix: FloatArray, weights: FloatArray) -> FloatArray:

@@ -17,6 +17,7 @@ from .cost_model import CostModel, CostModelError, encode_cost_model, load_cost_
 from .distribution import Int64Array, Lengths, parse_lengths
 from .recorded_steps import read_steps
 from .recording import RecordingError, read_recording
+from .scheduler import Scheduler
 from .scheduler_config import SchedulerConfig
 from .simulate_args import SimulateArgs, parse_simulate_args, policies_of
 from .simulation import Simulation, SimulationError
@@ -56,7 +57,7 @@ def _simulate(args: SimulateArgs, server_args: ServerArgs, costs: CostModel) -> 
     runs: list[tuple[Report, Measurements]] = []
     for policy in policies_of(args):
         policy_config = msgspec.structs.replace(config, schedule_policy=policy)
-        measurements = Simulation(policy_config, costs, server_args.tp_size, trace).run()
+        measurements = Simulation(Scheduler(policy_config), costs, server_args.tp_size, trace).run()
         report = measurements.report(policy, _input_lens(trace), _priorities(trace), args.ttft_target, args.tpot_target)
         runs.append((report, measurements))
         if args.json:

@@ -15,7 +15,6 @@ from ..common.messages import BatchResult, TokenizedGenerateReqInput
 from ..common.sampling_params import SamplingParams
 from .cost_model import CostModel, StepCosts
 from .scheduler import Scheduler
-from .scheduler_config import SchedulerConfig
 from .simulated_worker import SimulatedWorker
 from .simulation_metrics import Measurements
 from .workload import Trace
@@ -28,11 +27,12 @@ class SimulationError(RuntimeError):
 
 
 class Simulation:
-    """One run of one trace. `config` counts EOS, the id after the model's vocabulary, into `vocab_size`."""
+    """One run of one trace. The scheduler is fresh, and its vocabulary one larger than the model's: that is EOS."""
 
-    def __init__(self, config: SchedulerConfig, costs: CostModel, tp_size: int, trace: Trace) -> None:
+    def __init__(self, scheduler: Scheduler, costs: CostModel, tp_size: int, trace: Trace) -> None:
+        config = scheduler.config
         self.now = 0.0
-        self.scheduler = Scheduler(config)
+        self.scheduler = scheduler
         self.measurements = Measurements(len(trace.requests))
         self._times = costs.surroundings
         self._vocab_size = config.vocab_size - 1
@@ -49,10 +49,8 @@ class Simulation:
         """Until every request has ended; SimulationError if nothing happens any more and some have not."""
         while (event := self._next_event()) is not None:
             self.now = max(event, self._scheduler_free_at)
-            num_rows = self._receive()
-            self._scheduler_free_at = (
-                self.now + self._times.iteration_seconds + num_rows * self._times.iteration_row_seconds
-            )
+            self._scheduler_free_at = self.now + self._times.iteration_seconds
+            self._receive()
             self._plan()
             self._send_output()
             self._num_turns += 1
@@ -75,18 +73,17 @@ class Simulation:
             times.append(deadline)
         return min(times, default=None)
 
-    def _receive(self) -> int:
-        """Give the scheduler what has arrived by now; returns the rows of the results in it."""
+    def _receive(self) -> None:
+        """Give the scheduler what has arrived by now; tokens leave as soon as their result is taken."""
         while self._clients.arrivals and self._clients.arrivals[0].arrival <= self.now:
             _, sent, index = heapq.heappop(self._clients.arrivals)
             self.measurements.sent[index] = sent
             self.scheduler.handle(self._message(index, sent), self.now)
-        num_rows = 0
         while self._results and self._results[0][0] <= self.now:
             result = self._results.popleft()[1]
-            num_rows += len(result.rows) // 4
             self.scheduler.process_batch_result(result, self.now)
-        return num_rows
+            self._scheduler_free_at += self._times.iteration_row_seconds * (len(result.rows) // 4)
+            self._send_output()
 
     def _plan(self) -> None:
         """Plan steps, and let the worker compute each when it has it and is free."""
@@ -137,7 +134,9 @@ class _Clients:
         self.requests = trace.requests
         self.arrivals: list[_Arrival] = []
         self._request_seconds = request_seconds
-        self._next_turn = {request.after: index for index, request in enumerate(trace.requests)}
+        self._next_turn = {
+            request.after: index for index, request in enumerate(trace.requests) if request.after is not None
+        }
         firsts = [index for index, request in enumerate(trace.requests) if request.after is None]
         num_users = len(firsts) if trace.num_users is None else trace.num_users
         self._waiting = deque(firsts[num_users:])  # conversations that wait for a free user of the closed loop
