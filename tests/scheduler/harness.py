@@ -4,7 +4,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream.common.links import ControlReply
+from millstream.common.links import ControlReply, ToScheduler
 from millstream.common.messages import (
     AbortReq,
     BatchResult,
@@ -138,6 +138,11 @@ class Harness:
         """The detokenizer found a stop string."""
         self.clients[rid].text_ends += 1
         self.scheduler.handle(TextEnded(rid, 0, num_tokens), self.now)
+        self._collect()
+
+    def control(self, message: ToScheduler) -> None:
+        """Pause, continue, flush or explain."""
+        self.scheduler.handle(message, self.now)
         self._collect()
 
     def plan(self) -> bool:

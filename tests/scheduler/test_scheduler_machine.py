@@ -1,0 +1,111 @@
+"""The whole scheduler as a state machine: hypothesis picks the events, and shrinks what goes wrong."""
+
+from random import Random
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from millstream.common.messages import PAUSE_MODES
+from tests.scheduler.storm import NONSENSE, Storm
+from tests.scheduler.storm_end import finish
+from tests.scheduler.storm_set_up import SHARED_LENS, draw_ask, draw_set_up
+
+randoms = st.randoms(use_true_random=False)
+indices = st.integers(0, 30)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """The events of a storm; the invariants are checked after each."""
+
+    storm: Storm
+
+    @initialize(rng=randoms, shared_lens=st.sampled_from(SHARED_LENS), num_requests=st.integers(1, 6))
+    def start(self, rng: Random, shared_lens: tuple[int, ...], num_requests: int) -> None:
+        self.storm = Storm(draw_set_up(rng), shared_lens)
+        for _ in range(num_requests):
+            self.storm.ask(draw_ask(rng, shared_lens))
+
+    def rid(self, index: int) -> str:
+        """One of all that were asked; the last ones for low numbers."""
+        rids = list(self.storm.asked)
+        return rids[-1 - index % len(rids)]
+
+    @rule(rng=randoms)
+    def ask(self, rng: Random) -> None:
+        self.storm.ask(draw_ask(rng, self.storm.shared_lens))
+
+    @rule(index=indices)
+    def ask_again(self, index: int) -> None:
+        self.storm.ask_again(self.rid(index))
+
+    @rule(index=st.integers(0, len(NONSENSE) - 1))
+    def ask_nonsense(self, index: int) -> None:
+        self.storm.ask_nonsense(index)
+
+    @rule()
+    def plan(self) -> None:
+        self.storm.plan()
+
+    @precondition(lambda self: self.storm.harness.results)
+    @rule()
+    def answer(self) -> None:
+        self.storm.answer()
+
+    @rule(num_steps=st.integers(1, 12), num_ahead=st.integers(1, 2))
+    def steps(self, num_steps: int, num_ahead: int) -> None:
+        self.storm.steps(num_steps, num_ahead)
+
+    @rule(index=indices)
+    def abort(self, index: int) -> None:
+        self.storm.abort([self.rid(index)])
+
+    @rule(chosen=st.lists(indices, min_size=2, max_size=5))
+    def abort_several(self, chosen: list[int]) -> None:
+        self.storm.abort([*map(self.rid, chosen), "unknown"])
+
+    @rule(max_steps=st.integers(1, 30))
+    def abort_when_short(self, max_steps: int) -> None:
+        self.storm.abort_when_short(max_steps)
+
+    @rule(index=indices, num_back=st.integers(0, 6))
+    def end_text(self, index: int, num_back: int) -> None:
+        self.storm.end_text(self.rid(index), num_back)
+
+    @rule(mode=st.sampled_from(PAUSE_MODES))
+    def pause(self, mode: str) -> None:
+        self.storm.pause(mode)
+
+    @rule()
+    def go_on(self) -> None:
+        self.storm.go_on()
+
+    @rule()
+    def flush(self) -> None:
+        self.storm.flush()
+
+    @rule(index=indices)
+    def explain(self, index: int) -> None:
+        self.storm.explain(self.rid(index))
+
+    @rule(seconds=st.sampled_from([1.0, 10.0, 30.0]))
+    def advance(self, seconds: float) -> None:
+        self.storm.advance(seconds)
+
+    @rule()
+    def look(self) -> None:
+        self.storm.look()
+
+    @rule()
+    def abort_all(self) -> None:
+        self.storm.abort(list(self.storm.asked))
+
+    def teardown(self) -> None:
+        if hasattr(self, "storm"):
+            finish(self.storm)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
