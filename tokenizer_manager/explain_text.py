@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 SENTENCES = {
-    "queued": "joined the queue behind {position} others with {queue_tokens} tokens, under {policy}",
+    "queued": "joined the queue, where {position} requests with {queue_tokens} tokens waited, under {policy}",
     "refused": "was refused with status {status_code}: {reason}",
     "blocked": "waited {for_seconds:.3f} s in step {step}..{last_step}: {reason}",
     "backfilled": "went ahead of {past}, which did not fit yet",
@@ -20,15 +20,23 @@ SENTENCES = {
     "omitted": "{events} events are left out here",
 }
 REASONS = {
-    "kv_cache": "memory",
     "rows": "every row is taken (--max-running-requests)",
+    "chunk budget": "the step computes no more prompt tokens (--chunked-prefill-size)",
+    "input budget": "the step admits no more prompt tokens (--max-prefill-tokens)",
+    "prefix of another request": "another request is computing its prefix",
+    "reserved for the head": "it would make the first in the queue wait longer",
 }
 NUMBERS = {
-    "needed_tokens": "needs {} tokens",
-    "needs_tokens": "needs {} tokens",
+    "need": "needs {} tokens",
+    "lacking": "lacks {}",
     "rem_total_tokens": "{} left",
-    "rem_chunk_tokens": "{} left of the step's chunk",
-    "rem_input_tokens": "{} left of the step's prompt tokens",
+    "rem_chunk_tokens": "{} left",
+    "rem_input_tokens": "{} left",
+    "rows": "{} rows",
+    "of": "request {}",
+    "head": "request {}",
+    "tokens": "{} tokens",
+    "extra_tokens": "{} tokens to spare",
 }
 OF_EVERY_EVENT = {"seconds", "step", "what"}
 REPEATED = {"steps"}  # of a blocked event: the range of steps says it

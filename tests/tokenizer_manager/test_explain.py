@@ -122,7 +122,7 @@ def test_the_command_prints_one_line_an_event(server: LiveServer, capsys: pytest
     rid = server.backend.requests[0].rid
     assert first == f"request {rid} (label mine): ended, length"
     assert "7 prompt tokens (0 cached), 3 output tokens" in facts
-    assert event == "       0.001 s  step 7       joined the queue behind 1 others with 20 tokens, under fcfs"
+    assert event == "       0.001 s  step 7       joined the queue, where 1 requests with 20 tokens waited, under fcfs"
 
 
 def test_the_command_fails_in_one_line(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,14 +158,18 @@ def event(what: str, **numbers: Any) -> dict[str, Any]:
         (
             event(
                 "blocked",
-                reason="kv_cache",
+                reason="memory",
                 steps=8,
                 last_step=24,
                 for_seconds=0.4119,
-                needed_tokens=912,
+                need=912,
                 rem_total_tokens=640,
             ),
             "waited 0.412 s in step 17..24: memory: needs 912 tokens, 640 left",
+        ),
+        (
+            event("blocked", reason="rows", steps=2, last_step=18, for_seconds=0.1, rows=4),
+            "waited 0.100 s in step 17..18: every row is taken (--max-running-requests): 4 rows",
         ),
         (
             event("blocked", reason="some_new_rule", steps=1, last_step=17, for_seconds=0.0, odd_number=5),

@@ -1,5 +1,6 @@
 """How much may wait: 429 before anything is tokenized, and when to come back."""
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from millstream.common.finish_reason import FINISH_ABORT
 from millstream.common.messages import LoadSnapshot
+from millstream.tokenizer_manager import prompt_encoder
 from millstream.tokenizer_manager.api_error import APIError
 from millstream.tokenizer_manager.metrics import Metrics
 from millstream.tokenizer_manager.prompt_encoder import PromptEncoder
@@ -142,6 +144,27 @@ def test_the_schedulers_refusal_says_when_to_come_back_too(server: LiveServer) -
     server.backend.refuse_with = FINISH_ABORT("full", 429, "QueueFull")
     told = [int(server.post(CHAT, {"messages": HELLO}).headers["Retry-After"]) for _ in range(3)]
     assert told == [5, 10, 15]
+
+
+def test_what_is_being_tokenized_waits_too_whatever_snapshots_come(
+    small: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    monkeypatch.setattr(prompt_encoder, "INLINE_CHARS", 0)
+    encode = small.manager.encoder.tokenizer.encode_batch
+
+    def slow_encode(texts: Any, add_special_tokens: bool = True) -> list[list[int]]:
+        begun.release()
+        assert go_on.wait(5)
+        return encode(texts, add_special_tokens)
+
+    monkeypatch.setattr(small.manager.encoder.tokenizer, "encode_batch", slow_encode)
+    with small.send("POST", "/v1/completions", {"prompt": ["a"] * 10}):
+        assert begun.acquire(timeout=5)
+        small.call(lambda: small.backend.report_load(1, num_queue_reqs=0))
+        assert small.post("/v1/completions", {"prompt": "a"}).status == 429
+        go_on.set()
+        small.until(lambda: small.backend.num_running == 10)
 
 
 def test_a_call_that_fails_before_it_is_sent_gives_its_place_back(small: LiveServer) -> None:
