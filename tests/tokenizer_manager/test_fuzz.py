@@ -31,7 +31,16 @@ MESSAGES = st.lists(
 FIELDS = (
     *("model", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("stop", "stop_token_ids", "ignore_eos", "stream_options", "rid", "priority", "cache_salt", "n", "logprobs"),
-    *("tools", "echo", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "no_stop_trim"),
+    *(
+        "routing_key",
+        "stop_regex",
+        "tools",
+        "echo",
+        "chat_template_kwargs",
+        "add_generation_prompt",
+        "continue_final_message",
+        "no_stop_trim",
+    ),
 )
 SAMPLING = ("max_new_tokens", "min_new_tokens", "temperature", "top_k", "stop", "stop_token_ids", "sampling_seed", "n")
 
