@@ -9,8 +9,10 @@ as the others. At last everything is scaled by one factor, so that the steps tak
 tokens follow from means, and noise only adds.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,7 +23,7 @@ from .recorded_steps import RecordedRun, RecordedStep
 
 MIN_STEPS = 20
 MAX_KNEE = 1024  # tokens: T of the linear part
-NUM_KNEES = 41
+NUM_KNEES = 25
 NUM_REWEIGHTINGS = 12
 SMALLEST_ERROR = 0.002  # relative: where weights stop growing
 HEADROOM = 4.0  # of a fitted device's ceilings over what its linear part reaches
@@ -96,19 +98,30 @@ def _fit(steps: Sequence[RecordedStep], sample_tokens: float) -> tuple[float, Fl
     kinds = [step.shape.kind for step in steps]
     counts = Counter(kinds)
     weights = np.array([1 / counts[kind] for kind in kinds])
-    best: tuple[float, float, FloatArray] | None = None
-    for knee in np.geomspace(1, MAX_KNEE, NUM_KNEES).tolist():
-        matrix = columns.copy()
-        matrix[:, 3] = np.maximum(matrix[:, 3], knee)
-        seconds = _fit_absolute(matrix / measured[:, None], weights)
-        error = float(weights @ np.abs(matrix @ seconds / measured - 1))
-        if seconds[3] > 0 and (best is None or error < best[0]):
-            best = (error, knee, seconds)
-    if best is None:
+    knees = np.geomspace(1, MAX_KNEE, NUM_KNEES)
+    candidates = [_fit_knee(columns, measured, weights, knee) for knee in knees.tolist()]
+    best = int(np.argmin([candidate.error for candidate in candidates]))
+    between = np.geomspace(knees[max(best - 1, 0)], knees[min(best + 1, NUM_KNEES - 1)], NUM_KNEES)
+    candidates += [_fit_knee(columns, measured, weights, knee) for knee in between.tolist()]
+    chosen = min(candidates, key=lambda candidate: candidate.error)
+    if not math.isfinite(chosen.error):
         raise FitError("the steps' times do not depend on their tokens")
-    _, knee, seconds = best
-    columns[:, 3] = np.maximum(columns[:, 3], knee)
-    return knee, seconds * (measured.sum() / (columns @ seconds).sum())
+    columns[:, 3] = np.maximum(columns[:, 3], chosen.knee)
+    return chosen.knee, chosen.seconds * (measured.sum() / (columns @ chosen.seconds).sum())
+
+
+class _Candidate(NamedTuple):
+    error: float  # infinite where tokens cost nothing
+    knee: float
+    seconds: FloatArray
+
+
+def _fit_knee(columns: FloatArray, measured: FloatArray, weights: FloatArray, knee: float) -> _Candidate:
+    matrix = columns.copy()
+    matrix[:, 3] = np.maximum(matrix[:, 3], knee)
+    seconds = _fit_absolute(matrix / measured[:, None], weights)
+    error = float(weights @ np.abs(matrix @ seconds / measured - 1)) if seconds[3] > 0 else math.inf
+    return _Candidate(error, knee, seconds)
 
 
 def _fit_absolute(matrix: FloatArray, weights: FloatArray) -> FloatArray:
