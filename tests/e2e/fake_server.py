@@ -1,4 +1,7 @@
-"""`millstream serve` with the fake worker in the ranks' place: everything else is real."""
+"""`millstream serve` with the fake worker in the ranks' place: everything else is real.
+
+`python -m tests.e2e.fake_server [slow] ARGS`: a slow worker takes 30 ms for a step.
+"""
 
 import sys
 
@@ -9,12 +12,21 @@ from millstream.tokenizer_manager.serve_command import bind_port
 from millstream.tokenizer_manager.server import serve
 from tests.scheduler import fake_worker
 
+SIZES = {"num_pages": 8192, "vocab_size": 49152}  # of the packaged model
+
 
 def run_worker(config: ChildConfig) -> None:
-    """The fake worker, with the sizes of the packaged model."""
-    fake_worker.serve(config, num_pages=8192, vocab_size=49152)
+    """A worker that is faster than its clients."""
+    fake_worker.serve(config, **SIZES)
+
+
+def run_slow_worker(config: ChildConfig) -> None:
+    """A worker that lets a queue grow."""
+    fake_worker.serve(config, step_seconds=0.03, **SIZES)
 
 
 if __name__ == "__main__":
-    args = parse_args(sys.argv[1:])
-    sys.exit(serve(args, bind_port(args), Entries(tp_worker="tests.e2e.fake_server:run_worker")))
+    is_slow = sys.argv[1] == "slow"
+    args = parse_args(sys.argv[1 + is_slow :])
+    worker = "run_slow_worker" if is_slow else "run_worker"
+    sys.exit(serve(args, bind_port(args), Entries(tp_worker=f"tests.e2e.fake_server:{worker}")))

@@ -37,6 +37,18 @@ def make_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="ms-", dir="/tmp"))
 
 
+def environment() -> dict[str, str]:
+    """Of a process that imports the package under test and the tests."""
+    paths = os.pathsep.join([str(PACKAGE_PARENT), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+
+
+def millstream(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run `millstream ARGS` to its end."""
+    command = [sys.executable, "-P", "-m", "millstream", *args]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+
+
 class ServerProcess:
     """`millstream serve ARGS` with a temporary directory of its own."""
 
@@ -46,14 +58,12 @@ class ServerProcess:
         self.directory = directory or make_directory()
         self.log_path = self.directory / "log"
         self.shared_memory_before = {path.name for path in Path("/dev/shm").iterdir()}
-        paths = [str(PACKAGE_PARENT), str(ROOT)]
-        environment = {**os.environ, "TMPDIR": str(self.directory), "PYTHONPATH": os.pathsep.join(paths)}
-        environment["PYTHONUNBUFFERED"] = "1"
+        self.environment = {**environment(), "TMPDIR": str(self.directory)}
         command = [sys.executable, "-P", *program, "--port", "0", *args]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
-                env=environment,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
