@@ -16,7 +16,8 @@ from .req import Req
 from .scheduler_state import SchedulerState
 
 MAX_SKIPPED = 128  # candidates of a step that wait for a prefix
-MAX_TRIED_PAST_HEAD = 32  # candidates of a step that are tried behind a blocked one
+MAX_TRIED_PAST_HEAD = 32  # candidates of a step that are looked at behind a blocked one
+MAX_REFUSED_PAST_HEAD = 4  # of these, how many may turn out not to fit: a walk over all running requests each
 
 
 def get_new_batch_prefill(state: SchedulerState, num_decodes: int) -> list[Req]:
@@ -90,6 +91,7 @@ class PrefillPass:
         """`head` lacks memory, and a row is free: let those pass that do not make it wait longer."""
         state, adder = self._state, self._adder
         reservation: Reservation | None = None
+        num_refused = 0
         for req in islice(others, MAX_TRIED_PAST_HEAD):
             if head.num_backfills >= MAX_BACKFILLS or adder.step_budget_state() is not AddReqResult.CONTINUE:
                 return
@@ -109,7 +111,8 @@ class PrefillPass:
                 self._on_admitted(req)
                 continue
             self._note_blocked(req)
-            if verdict is AddReqResult.OTHER:
+            num_refused += 1
+            if verdict is AddReqResult.OTHER or num_refused == MAX_REFUSED_PAST_HEAD:
                 return
 
     def _is_skipped(self, req: Req) -> bool:

@@ -224,11 +224,13 @@ class PrefillAdder:
     def _memory_verdict(self, req: Req, extend_len: int) -> AddReqResult:
         """Whether the candidate fits by the estimates. Its prefix is locked."""
         total_tokens, memory_left = self.num_total_tokens(req, extend_len), self.memory_left
-        is_clipped = self._is_clipped or req.num_left_to_plan > CLIP_MAX_NEW_TOKENS
-        if total_tokens < memory_left and not (req.ignore_eos and is_clipped):
-            return AddReqResult.CONTINUE
         if req.ignore_eos:
-            return self._add_one_req_ignore_eos(req, extend_len)
+            is_clipped = self._is_clipped or req.num_left_to_plan > CLIP_MAX_NEW_TOKENS
+            last_pages = (len(self._running_batch) + len(self.can_run_list)) * self.page_size
+            if is_clipped or total_tokens + last_pages >= memory_left:
+                return self._add_one_req_ignore_eos(req, extend_len)
+        if total_tokens < memory_left:
+            return AddReqResult.CONTINUE
         return self._no_memory(total_tokens, total_tokens - memory_left)
 
     def _add_one_req_ignore_eos(self, req: Req, extend_len: int) -> AddReqResult:
