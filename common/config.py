@@ -14,6 +14,7 @@ import msgspec
 GOMP_SPINCOUNT = "20000"  # iterations, some 0.1 ms: threads that wait longer than that give their core away
 
 
+QUEUED_KV_CACHES = 8  # --max-queued-tokens where it is not given, in sizes of the KV cache
 AUTO_CHUNK = 0  # --chunked-prefill-size auto
 SCHEDULE_POLICIES = ("fcfs", "lof", "random", "routing-key", "lpm", "dfs-weight")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "priority")

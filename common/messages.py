@@ -374,8 +374,8 @@ class ControlReqOutput(Message, frozen=True):
 class ExplainedEvent(Part, frozen=True):
     """One thing that happened to a request: `seconds` after its arrival, when `step` was the next to be planned.
 
-    `what` is queued, blocked, admitted, chunk, first_token, retracted, preempted, backfilled or ended; `numbers` are
-    the budgets, lengths and rules that decided it.
+    `what` is queued, refused, blocked, backfilled, admitted, chunk, first_token, retracted, preempted, text_ended,
+    ended or omitted; `numbers` are the budgets, lengths and rules that decided it.
     """
 
     seconds: float

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +26,9 @@ def run(config: ChildConfig) -> None:
     try:
         links = open_links(hub, config.args.tp_size)
         workers = wait_for_workers(hub, links, config.args.tp_size)
-        scheduler = make_scheduler(scheduler_config(config.args, workers), config.args.record_schedule)
-        links.to_manager.send(ready_message(scheduler.config, workers))
-        SchedulerProcess(hub, links, scheduler, config.args).loop()
+        with closing(make_scheduler(scheduler_config(config.args, workers), config.args.record_schedule)) as scheduler:
+            links.to_manager.send(ready_message(scheduler.config, workers))
+            SchedulerProcess(hub, links, scheduler, config.args).loop()
     finally:
         hub.close()
 

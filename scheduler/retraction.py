@@ -17,7 +17,7 @@ def retract_decode(state: SchedulerState) -> None:
     candidates = retraction_order(candidates)
     num_candidates = len(candidates)
     while len(candidates) > 1 and (num_missing := state.num_missing_pages()) > 0:
-        state.retract(candidates.pop(0), "retracted", missing_pages=num_missing)
+        state.retract(candidates.pop(0), "retracted", reason="kv_cache", missing_pages=num_missing)
         state.stats.num_retractions += 1
     state.new_token_ratio.on_retract(candidates)
     logger.warning(

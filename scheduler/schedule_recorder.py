@@ -140,6 +140,10 @@ class RecordedScheduler(Scheduler):
         with self._kept_on_failure():
             super().check_when_idle()
 
+    def close(self) -> None:
+        """As Scheduler's; the file is complete."""
+        self.recorder.close()
+
     @contextmanager
     def _kept_on_failure(self) -> Iterator[None]:
         """The call that fails is the last event of the file."""

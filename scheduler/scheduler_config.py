@@ -2,7 +2,7 @@
 
 import msgspec
 
-QUEUED_TOKENS_PER_KV_TOKEN = 8
+from ..common.config import QUEUED_KV_CACHES
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,4 +47,4 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def queued_tokens_limit(self) -> int:
         """Prompt tokens that may wait."""
-        return self.max_queued_tokens or QUEUED_TOKENS_PER_KV_TOKEN * self.num_kv_tokens
+        return self.max_queued_tokens or QUEUED_KV_CACHES * self.num_kv_tokens

@@ -24,6 +24,8 @@ REASONS = {
     "chunk budget": "the step computes no more prompt tokens (--chunked-prefill-size)",
     "input budget": "the step admits no more prompt tokens (--max-prefill-tokens)",
     "prefix of another request": "another request is computing its prefix",
+    "kv_cache": "the KV cache was full",
+    "paused": "generation was paused",
     "reserved for the head": "it would make the first in the queue wait longer",
 }
 NUMBERS = {

@@ -8,11 +8,11 @@ from collections import deque
 
 import msgspec
 
+from ..common.config import QUEUED_KV_CACHES
 from ..common.messages import LoadSnapshot
 from .api_error import RETRY_SECONDS, APIError, bad_request, queue_full
 from .metrics import Metrics
 
-KV_CACHES = 8  # --max-queued-tokens, where it is not given, in sizes of the KV cache
 WINDOW_SECONDS = 10.0
 MIN_WINDOW_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30
@@ -55,7 +55,7 @@ class QueueBounds:
     @property
     def max_tokens(self) -> float:
         """Most prompt tokens that may wait; without a flag it is known from the first snapshot on."""
-        known = self._given_max_tokens or (self._load and KV_CACHES * self._load.max_total_num_tokens)
+        known = self._given_max_tokens or (self._load and QUEUED_KV_CACHES * self._load.max_total_num_tokens)
         return known or math.inf
 
     # ---- a call's way -----------------------------------------------------------------------------------------------
