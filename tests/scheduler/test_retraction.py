@@ -61,10 +61,11 @@ def test_nobody_is_retracted_while_results_are_in_flight() -> None:
 
 def test_the_longest_output_is_kept_and_the_others_step_back_shortest_output_first() -> None:
     harness = Harness(num_pages=64)
-    for rid, prompt_len, num_outputs in (("a", 4, 9), ("b", 4, 2), ("c", 8, 2), ("d", 4, 30)):
+    for rid, prompt_len in (("a", 4), ("b", 4), ("c", 8), ("d", 4)):
         harness.ask(rid, [1] * prompt_len, 40)
-        harness.req(rid).token_ids.extend([1] * num_outputs)
     reqs = [harness.req(rid) for rid in "abcd"]
+    for req, num_outputs in zip(reqs, (9, 2, 2, 30), strict=True):
+        req.token_ids.extend([1] * num_outputs)
     assert [req.rid for req in retraction_order(reqs)] == ["c", "b", "a", "d"]
 
 
