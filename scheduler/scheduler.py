@@ -145,8 +145,7 @@ class Scheduler:
         step = plan_step(state.next_step, prefills, decodes.reqs, self.config.decode_width)
         state.in_flight.append(step)
         state.next_step += 1
-        freed_rows, state.freed_rows = state.freed_rows, []
-        return encode_step(step, decodes.with_new_pages, freed_rows)
+        return encode_step(step, decodes.with_new_pages, state.take_freed_rows(prefills))
 
     # ---- what goes out -----------------------------------------------------------------------------------------------
 
@@ -161,6 +160,9 @@ class Scheduler:
     def next_deadline(self) -> float | None:
         """When a time limit is due, on the clock of `now`; None: never."""
         return self.time_limits.next_deadline()
+
+    def close(self) -> None:
+        """Nothing is called any more."""
 
     @property
     def is_idle(self) -> bool:

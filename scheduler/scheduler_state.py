@@ -47,6 +47,7 @@ class SchedulerState:
         self.in_flight: list[StepInFlight] = []
         self.free_rows = list(range(config.max_running_requests - 1, -1, -1))
         self.freed_rows: list[int] = []  # to be told to the workers with the next step
+        self.worker_rows: set[int] = set()  # as the workers know them
         self._row_generations = [0] * config.max_running_requests
 
     @property
@@ -161,6 +162,13 @@ class SchedulerState:
         self.free_rows.append(req.row)
         self.freed_rows.append(req.row)
 
+    def take_freed_rows(self, prefills: list[Req]) -> list[int]:
+        """The rows that the next step frees, once; `prefills` are its requests, new ones among them."""
+        freed_rows, self.freed_rows = self.freed_rows, []
+        self.worker_rows.difference_update(freed_rows)
+        self.worker_rows.update([req.row for req in prefills])
+        return freed_rows
+
     def note(self, req: Req, what: str, **numbers: float | str) -> None:
         """Write into the request's story."""
         self.journal.note(req, self.now, self.next_step, what, **numbers)
@@ -172,9 +180,9 @@ class SchedulerState:
         self.waiting_queue = WaitingQueue(self.config, self.pool.tree_cache)
         self.chunked_req = None
         self.running_batch, self.ending, self.prefilling = {}, {}, {}
-        all_rows = range(self.config.max_running_requests - 1, -1, -1)
-        self.freed_rows += set(all_rows) - set(self.free_rows)
-        self.free_rows = list(all_rows)
+        self.new_token_ratio.reset()
+        self.freed_rows = sorted(self.worker_rows)
+        self.free_rows = list(range(self.config.max_running_requests - 1, -1, -1))
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
