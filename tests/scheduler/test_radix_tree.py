@@ -1,16 +1,10 @@
-"""The radix cache: rules one by one, then against a plain dictionary of prefixes."""
+"""The radix cache: its rules one by one. (test_radix_tree_machine.py mixes them all.)"""
 
-import itertools
 from array import array
-from collections.abc import Hashable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from millstream.scheduler.radix_tree import RadixCache, TreeNode
-
-Prefix = tuple[Hashable, tuple[int, ...]]
+from millstream.scheduler.radix_tree import RadixCache
 
 
 def key_of(*token_ids: int) -> bytes:
@@ -36,6 +30,15 @@ def test_a_partial_match_splits_the_node_and_keeps_its_lock() -> None:
     assert (tree.evictable_pages, tree.protected_pages) == (0, 4)
     tree.dec_lock_ref(lower)
     assert (tree.evictable_pages, tree.protected_pages) == (4, 0)
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 12))
+def test_a_match_inside_a_node_splits_it_once(num_tokens: int) -> None:
+    tree = RadixCache(1)
+    tree.insert(tree.root, None, key_of(*range(12)), list(range(12)))
+    tree.match_prefix(None, key_of(*range(num_tokens), 99))
+    tree.match_prefix(None, key_of(*range(num_tokens)))
+    assert sorted(len(node.page_ids) for node in tree.nodes()) == sorted([num_tokens, 12 - num_tokens])
 
 
 def test_equal_tokens_of_two_namespaces_share_nothing() -> None:
@@ -117,6 +120,13 @@ def test_disabled_it_matches_nothing() -> None:
     assert tree.match_prefix(None, key_of(1, 2)).page_ids == []
 
 
+def test_a_tree_in_use_is_not_emptied() -> None:
+    tree = RadixCache(1)
+    tree.append(tree.root, None, key_of(1), [0])
+    with pytest.raises(AssertionError, match="while requests use it"):
+        tree.reset()
+
+
 def test_reset_returns_every_page() -> None:
     tree = RadixCache(1)
     tree.insert(tree.root, None, key_of(1, 2, 3), [0, 1, 2])
@@ -124,90 +134,3 @@ def test_reset_returns_every_page() -> None:
     assert sorted(tree.reset()) == [0, 1, 2, 4]
     assert tree.match_prefix(None, key_of(1, 2)).page_ids == []
     assert tree.evictable_pages == 0
-
-
-class DictionaryOfPrefixes:
-    """The obvious cache: a dictionary from each cached whole-page prefix to its page and its last use."""
-
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-        self.pages: dict[Prefix, int] = {}
-        self.used: dict[Prefix, int] = {}
-        self.locks: dict[Prefix, int] = {}
-        self.time = 0
-
-    def prefixes(self, namespace: Hashable, token_ids: tuple[int, ...]) -> list[Prefix]:
-        ends = range(self.page_size, len(token_ids) + 1, self.page_size)
-        return [(namespace, token_ids[:end]) for end in ends]
-
-    def match(self, namespace: Hashable, token_ids: tuple[int, ...]) -> list[Prefix]:
-        path = list(itertools.takewhile(self.pages.__contains__, self.prefixes(namespace, token_ids)))
-        self.touch(path)
-        return path
-
-    def touch(self, path: list[Prefix]) -> None:
-        self.time += 1
-        self.used.update(dict.fromkeys(path, self.time))
-
-    def evictable_leaves(self) -> list[Prefix]:
-        inner = {(namespace, token_ids[: -self.page_size]) for namespace, token_ids in self.pages}
-        return [prefix for prefix in self.pages if prefix not in inner and not self.locks.get(prefix)]
-
-    def evict(self, page_ids: list[int]) -> None:
-        """Follow an eviction, page by page, and check that each page was a leaf with the oldest use."""
-        by_page = {page_id: prefix for prefix, page_id in self.pages.items()}
-        for page_id in page_ids:
-            prefix, leaves = by_page[page_id], self.evictable_leaves()
-            assert prefix in leaves
-            assert self.used[prefix] == min(self.used[leaf] for leaf in leaves)
-            del self.pages[prefix]
-
-
-tokens = st.lists(st.integers(0, 2), max_size=14).map(tuple)
-namespaces = st.sampled_from([None, "salt"])
-operations = st.lists(
-    st.one_of(
-        st.tuples(st.just("match"), namespaces, tokens),
-        st.tuples(st.just("insert"), namespaces, tokens),
-        st.tuples(st.just("lock"), namespaces, tokens),
-        st.tuples(st.just("unlock"), st.none(), st.lists(st.integers(0, 50), min_size=1, max_size=1).map(tuple)),
-        st.tuples(st.just("evict"), st.none(), st.lists(st.integers(0, 9), min_size=1, max_size=1).map(tuple)),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from([1, 2, 4]), operations)
-def test_it_agrees_with_a_dictionary_of_prefixes(
-    page_size: int, script: list[tuple[str, Hashable, tuple[int, ...]]]
-) -> None:
-    tree, model, fresh = RadixCache(page_size), DictionaryOfPrefixes(page_size), itertools.count()
-    locked: list[tuple[TreeNode, list[Prefix]]] = []
-    for kind, namespace, values in script:
-        if kind in {"match", "lock"}:
-            match, path = tree.match_prefix(namespace, key_of(*values)), model.match(namespace, values)
-            assert match.page_ids == [model.pages[prefix] for prefix in path]
-            if kind == "lock":
-                tree.inc_lock_ref(match.last_node)
-                locked.append((match.last_node, path))
-                model.locks.update({prefix: model.locks.get(prefix, 0) + 1 for prefix in path})
-        elif kind == "insert":
-            path = model.prefixes(namespace, values)
-            page_ids = [next(fresh) for _ in path]
-            key = key_of(*values[: len(path) * page_size])
-            num_present = tree.insert(tree.root, namespace, key, page_ids).num_present_pages
-            assert num_present == sum(prefix in model.pages for prefix in path)
-            model.pages.update(dict(zip(path[num_present:], page_ids[num_present:], strict=True)))
-            model.touch(path)
-        elif kind == "unlock" and locked:
-            node, path = locked.pop(values[0] % len(locked))
-            tree.dec_lock_ref(node)
-            model.touch(path)
-            model.locks.update({prefix: model.locks[prefix] - 1 for prefix in path})
-        elif kind == "evict":
-            evicted = tree.evict(values[0])
-            assert len(evicted) == min(values[0], tree.evictable_pages + len(evicted))
-            model.evict(evicted)
-        num_locked = sum(count > 0 for count in model.locks.values())
-        assert (tree.protected_pages, tree.evictable_pages) == (num_locked, len(model.pages) - num_locked)
