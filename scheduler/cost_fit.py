@@ -3,10 +3,9 @@
 The unknowns are the seconds of a step, of a prefill and of a decode row, of a token through the linear layers, of a
 (query, key) pair of a prefill, and of a KV token that a decode row reads. The linear part costs max(tokens, T) tokens,
 because under T tokens the weights' bytes decide: T is searched on a grid, and for each T the others are a non-negative
-least-squares fit. Weights that are renewed make it a fit of absolute errors (iteratively reweighted least squares):
-a machine that does other work leaves outliers. Errors are relative to the step, and each kind of step counts as much
-as the others. At last everything is scaled by one factor, so that the steps take as long as measured in all: rates of
-tokens follow from means, and noise only adds.
+least-squares fit. Errors are relative to the measured time, so that steps which took far too long (a machine does other
+work, too) count little, and each kind of step counts as much as the others. At last everything is scaled by one factor,
+so that the steps take as long as measured in all: throughput follows from means, and other work only adds to them.
 """
 
 import math
@@ -24,8 +23,6 @@ from .recorded_steps import RecordedRun, RecordedStep
 MIN_STEPS = 20
 MAX_KNEE = 1024  # tokens: T of the linear part
 NUM_KNEES = 25
-NUM_REWEIGHTINGS = 12
-SMALLEST_ERROR = 0.002  # relative: where weights stop growing
 HEADROOM = 4.0  # of a fitted device's ceilings over what its linear part reaches
 
 
@@ -119,20 +116,10 @@ class _Candidate(NamedTuple):
 def _fit_knee(columns: FloatArray, measured: FloatArray, weights: FloatArray, knee: float) -> _Candidate:
     matrix = columns.copy()
     matrix[:, 3] = np.maximum(matrix[:, 3], knee)
-    seconds = _fit_absolute(matrix / measured[:, None], weights)
-    error = float(weights @ np.abs(matrix @ seconds / measured - 1)) if seconds[3] > 0 else math.inf
+    root = np.sqrt(weights)
+    seconds = non_negative_least_squares(matrix * (root / measured)[:, None], root)
+    error = float(weights @ (matrix @ seconds / measured - 1) ** 2) if seconds[3] > 0 else math.inf
     return _Candidate(error, knee, seconds)
-
-
-def _fit_absolute(matrix: FloatArray, weights: FloatArray) -> FloatArray:
-    """x >= 0 with the least sum of weighted |matrix @ x - 1|."""
-    current = weights
-    solution = np.zeros(matrix.shape[1])
-    for _ in range(NUM_REWEIGHTINGS):
-        root = np.sqrt(current)
-        solution = non_negative_least_squares(matrix * root[:, None], root)
-        current = weights / np.maximum(np.abs(matrix @ solution - 1), SMALLEST_ERROR)
-    return solution
 
 
 def _columns(step: RecordedStep, sample_tokens: float) -> tuple[float, ...]:

@@ -19,6 +19,7 @@ from .workload import SimulatedRequest, Trace
 
 HASH_STREAMS = 2**30  # streams of blocks begin here, above those of requests
 MAX_HASH_ID = 2**31 - 1
+FIRST_LINE_BYTES = 4096
 
 
 class TraceError(ValueError):
@@ -39,14 +40,7 @@ def read_trace(path: Path, *, vocab_size: int, max_new_tokens: int | None, ignor
     A recorded request keeps the `max_new_tokens` that it asked for; for others it is the argument, or the longest
     output of the trace. With `ignore_eos` every request asks for exactly its output.
     """
-    try:
-        text = path.read_bytes() if path.suffix != ".gz" else b""
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from error
-    if not text or b'"format"' in text.partition(b"\n")[0]:
-        requests = _read_recording(path, vocab_size)
-    else:
-        requests = _read_lines(path, text, block_len)
+    requests = _read_recording(path, vocab_size) if _is_recording(path) else _read_lines(path, block_len)
     if not requests:
         raise TraceError(f"{path} has no request with an output")
     longest = max(request.output_len for request in requests)
@@ -62,10 +56,19 @@ def read_trace(path: Path, *, vocab_size: int, max_new_tokens: int | None, ignor
     return Trace(requests)
 
 
-def _read_lines(path: Path, text: bytes, block_len: int) -> list[SimulatedRequest]:
+def _is_recording(path: Path) -> bool:
+    """Whether the first line is a recording's header; recordings alone may be packed."""
+    try:
+        with path.open("rb") as file:
+            return path.name.endswith(".gz") or b'"format"' in file.readline(FIRST_LINE_BYTES)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error
+
+
+def _read_lines(path: Path, block_len: int) -> list[SimulatedRequest]:
     decoder = msgspec.json.Decoder(_Line)
     requests = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:

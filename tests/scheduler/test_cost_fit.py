@@ -78,16 +78,24 @@ def test_the_fit_recovers_what_happens_outside_the_steps(run: RecordedRun) -> No
     assert found.output_seconds == BASE.surroundings.output_seconds
 
 
-def test_some_steps_that_took_far_too_long_change_little(run: RecordedRun) -> None:
+def test_some_large_steps_that_took_far_too_long_change_little(run: RecordedRun) -> None:
     rng = np.random.default_rng(1)
-    is_slow = rng.random(len(run.steps)) < 0.03
     steps = [
-        step._replace(seconds=step.seconds * (8 if slow else 1)) for step, slow in zip(run.steps, is_slow, strict=True)
+        step._replace(seconds=20 * step.seconds) if step.shape.num_decode_rows > 5 and rng.random() < 0.25 else step
+        for step in run.steps
     ]
     fitted = fit_cost_model(BASE, run._replace(steps=steps), "fitted")
     excess = sum(step.seconds for step in steps) / sum(step.seconds for step in run.steps)
+    assert excess > 1.2
     seconds = [StepCosts(fitted).seconds(probe) / StepCosts(TRUE).seconds(probe) for probe in PROBES]
     assert seconds == pytest.approx([excess] * len(PROBES), rel=0.05)  # the shape stays, the time in all is right
+
+
+def test_a_row_is_followed_from_its_prompt_through_its_outputs(run: RecordedRun) -> None:
+    first = next(index for index, step in enumerate(run.steps) if step.shape.num_prefill_tokens)
+    num_known = run.steps[first].shape.num_prefill_tokens
+    decodes = [step.shape.num_decode_kv_tokens for step in run.steps[first + 1 : first + 6]]
+    assert decodes == [num_known + count for count in range(1, 6)]
 
 
 def test_too_few_steps_or_one_kind_alone_are_refused(run: RecordedRun) -> None:
@@ -110,15 +118,14 @@ def best_by_trying(matrix: FloatArray, values: FloatArray) -> float:
     return min(errors)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_the_solver_finds_the_best_answer_that_is_not_negative(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    matrix = rng.normal(size=(12, 5)) * 10.0 ** rng.integers(-4, 4, 5)
+    common = rng.normal(size=(12, 1))
+    matrix = (common + 0.5 * rng.normal(size=(12, 5))) * 10.0 ** rng.integers(-4, 4, 5)
     if seed % 4 == 0:
         matrix[:, 2] = 0
-    values = matrix @ np.maximum(rng.normal(size=5), 0) / np.maximum(1e-9, np.abs(matrix).max(0)).max() + rng.normal(
-        size=12
-    )
+    values = common[:, 0] + 0.5 * rng.normal(size=12)
     solution = non_negative_least_squares(matrix, values)
     assert (solution >= 0).all()
     assert ((matrix @ solution - values) ** 2).sum() <= best_by_trying(matrix, values) * (1 + 1e-6)

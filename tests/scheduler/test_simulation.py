@@ -3,11 +3,12 @@
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from millstream.common.messages import ScheduleBatch
-from millstream.scheduler.cost_model import CostModel, StepCosts, load_cost_model
+from millstream.scheduler.cost_model import CostModel, Overheads, StepCosts, load_cost_model
 from millstream.scheduler.distribution import parse_lengths
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig
@@ -193,6 +194,15 @@ def test_a_waiting_limit_ends_requests_in_virtual_time() -> None:
     assert waited.min() >= 0.5
     assert waited.max() < 0.6
     assert report_of(measurements, trace).num_failed == late.sum()
+
+
+def test_a_limit_is_due_while_nothing_else_happens() -> None:
+    slow = msgspec.structs.replace(COSTS, overheads=Overheads(5.0, 0.0, 0.0))
+    trace = make_trace(make_workload(num_requests=1))
+    measurements = Simulation(Scheduler(make_config(request_timeout=1.0)), slow, 1, trace).run()
+    outside = COSTS.surroundings.iteration_seconds + COSTS.surroundings.output_seconds
+    assert measurements.status.tolist() == [504]
+    assert measurements.ended - measurements.sent == pytest.approx([1.0 + outside])
 
 
 def test_a_full_queue_refuses() -> None:
