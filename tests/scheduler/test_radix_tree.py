@@ -33,11 +33,11 @@ def test_a_partial_match_splits_the_node_and_keeps_its_lock() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 12))
-def test_a_match_inside_a_node_splits_it_once(num_tokens: int) -> None:
+@pytest.mark.parametrize("goes_on", [[], [99]])
+def test_a_match_inside_a_node_splits_it_once(num_tokens: int, goes_on: list[int]) -> None:
     tree = RadixCache(1)
     tree.insert(tree.root, None, key_of(*range(12)), list(range(12)))
-    tree.match_prefix(None, key_of(*range(num_tokens), 99))
-    tree.match_prefix(None, key_of(*range(num_tokens)))
+    tree.match_prefix(None, key_of(*range(num_tokens), *goes_on))
     assert sorted(len(node.page_ids) for node in tree.nodes()) == sorted([num_tokens, 12 - num_tokens])
 
 
