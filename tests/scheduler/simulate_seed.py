@@ -59,6 +59,7 @@ def rare_event(storm: Storm, rng: Random, rid: str) -> None:
         lambda: storm.ask_nonsense(index),
         lambda: storm.abort_when_short(30),
         lambda: storm.explain(rid),
+        storm.abort_all_and_flush,
         storm.look,
     ]
     rng.choice(events)()
@@ -82,15 +83,20 @@ def play(storm: Storm, rng: Random) -> None:
     finish(storm, is_aborted=rng.random() < 0.1)
 
 
+def failure_of(seed: int, storm: Storm, error: Exception) -> Failure:
+    """What is told of it."""
+    set_up = ", ".join(f"{name}={value}" for name, value in storm.set_up.items())
+    again = f"python -m tests.scheduler.simulate_seed {seed}"
+    return Failure(f"seed {seed}: {type(error).__name__}: {error}\n    {set_up}\n    {again}")
+
+
 def run_seed(seed: int) -> Counter[str]:
     """Play a seed; returns the rare situations that it met. Failure where anything is wrong."""
     storm, rng = storm_of(seed)
     try:
         play(storm, rng)
     except Exception as error:
-        set_up = ", ".join(f"{name}={value}" for name, value in storm.set_up.items())
-        again = f"python -m tests.scheduler.simulate_seed {seed}"
-        raise Failure(f"seed {seed}: {type(error).__name__}: {error}\n    {set_up}\n    {again}") from error
+        raise failure_of(seed, storm, error) from error
     return storm.seen
 
 

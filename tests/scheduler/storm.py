@@ -7,6 +7,7 @@ from typing import Any
 from millstream.common.finish_reason import FINISH_ABORT
 from millstream.common.messages import (
     ContinueGenerationReqInput,
+    ControlReqOutput,
     ExplainReqInput,
     FlushCacheReqInput,
     PauseGenerationReqInput,
@@ -234,8 +235,23 @@ class Storm:
         self._control("continue", lambda name: ContinueGenerationReqInput(name, "http"))
 
     def flush(self) -> None:
-        """POST /flush_cache"""
+        """POST /flush_cache; it is done, perhaps after the steps in flight, where no request is left that wants tokens."""
         self._control("flush", lambda name: FlushCacheReqInput(name, "http"))
+        name = self.controls[-1]
+        self.plan()
+        if len(self.state.ending) == len(self.state.requests):
+            while self.harness.results:
+                self.answer()
+            self.plan()
+            (reply,) = [reply for reply in self.harness.replies if reply.request_id == name]
+            assert isinstance(reply, ControlReqOutput)
+            assert reply.success, reply
+            assert self.state.pool.tree_cache.evictable_pages == 0
+
+    def abort_all_and_flush(self) -> None:
+        """Nobody wants anything any more, while steps may be in flight."""
+        self.abort(list(self.asked))
+        self.flush()
 
     def explain(self, rid: str) -> None:
         """GET /debug/requests/{rid}"""

@@ -1,9 +1,9 @@
 """What must be true when a storm is over: every request ended once and rightly, and nothing is lost."""
 
 from collections import Counter
+from itertools import takewhile
 
 from millstream.common.finish_reason import FINISH_ABORT, FINISH_LENGTH, FINISH_MATCHED_TOKEN
-from millstream.common.messages import ControlReqOutput
 from millstream.scheduler.invariants import broken_invariants
 from millstream.scheduler.output import OUT_OF_MEMORY
 from tests.scheduler.fake_worker import reference_outputs
@@ -13,7 +13,7 @@ from tests.scheduler.storm_set_up import Ask
 
 
 def finish(storm: Storm, *, is_aborted: bool = False, max_steps: int = 3000) -> None:
-    """Abort everything, or let it run to its end; then check every request, and that nothing is lost."""
+    """Abort everything, or let it run to its end; then `check_end`."""
     if storm.state.is_paused:
         storm.go_on()
     if is_aborted:
@@ -22,6 +22,11 @@ def finish(storm: Storm, *, is_aborted: bool = False, max_steps: int = 3000) -> 
         storm.steps(1)
         max_steps -= 1
         assert max_steps, f"requests are stuck: {list(storm.state.requests)}"
+    check_end(storm)
+
+
+def check_end(storm: Storm) -> None:
+    """Check every request, and that nothing is lost; AssertionError for the first thing that is wrong."""
     problems = broken_invariants(storm.state)
     assert not problems, problems
     for rid in storm.asked:
@@ -50,7 +55,7 @@ def _check_reason(storm: Storm, rid: str, client: Client, expected: list[int]) -
     reason, stats = end.finish_reason, end.stats
     assert end.num_tokens == len(client.output_ids)
     assert not client.output_ids or stats.num_retractions >= client.generation
-    assert 0 <= stats.cached_tokens < len(ask.prompt)
+    assert 0 <= stats.cached_tokens <= _longest_shared_prefix(storm, rid), f"{rid} has hits that nobody could cache"
     if not isinstance(reason, FINISH_ABORT):
         assert client.output_ids == expected, f"{rid} ended after {len(client.output_ids)} of {len(expected)} tokens"
         is_stop = expected[-1] in ask.ends
@@ -72,6 +77,18 @@ def _check_reason(storm: Storm, rid: str, client: Client, expected: list[int]) -
         assert ask.timeout or config.request_timeout
 
 
+def _longest_shared_prefix(storm: Storm, rid: str) -> int:
+    """The most tokens that another request of the same namespace may have cached for this one."""
+    ask = storm.asked[rid]
+    longest = 0
+    for other_rid, other in storm.asked.items():
+        if other_rid != rid and other.cache_salt == ask.cache_salt:
+            cached = [*other.prompt, *storm.harness.clients[other_rid].output_ids]
+            equal = takewhile(lambda pair: pair[0] == pair[1], zip(ask.prompt, cached, strict=False))
+            longest = max(longest, sum(1 for _ in equal))
+    return min(longest, len(ask.prompt) - 1)
+
+
 def _expected_outputs(storm: Storm, ask: Ask) -> list[int]:
     """What the request gives alone, with `max_new_tokens` clamped as the context and the pool ask."""
     config, prompt_len = storm.harness.scheduler.config, len(ask.prompt)
@@ -89,10 +106,14 @@ def _check_story(storm: Storm, rid: str) -> None:
     assert told["refused"] + told["ended"] == 1, told
     assert told["refused"] == (rid in storm.refusals)
     assert told["queued"] == told["ended"]
-    if "omitted" not in told:
-        assert told["admitted"] <= 1 + told["retracted"] + told["preempted"]
-    last = [event.what for event in events if event.what != "text_ended"][-1]
-    assert last in {"refused", "ended"}
+    last = next(event for event in reversed(events) if event.what != "text_ended")
+    assert last.what in {"refused", "ended"}
+    if rid in storm.text_ends:
+        assert (last.numbers["reason"], last.numbers["tokens"]) == ("text", storm.text_ends[rid])
+    num_retractions = told["retracted"] + told["preempted"]
+    if "omitted" not in told and last.what == "ended":
+        assert num_retractions == last.numbers["retractions"]
+        assert num_retractions <= told["admitted"] <= 1 + num_retractions
 
 
 def _check_all_is_back(storm: Storm) -> None:
@@ -109,10 +130,6 @@ def _check_all_is_back(storm: Storm) -> None:
     assert len(state.waiting_queue) == state.waiting_queue.num_tokens == 0
     assert storm.harness.scheduler.next_deadline() is None
     storm.flush()
-    storm.plan()
-    reply = storm.harness.replies[-1]
-    assert isinstance(reply, ControlReqOutput)
-    assert reply.success, reply
     assert pool.allocator.num_free_pages == config.num_pages
 
 

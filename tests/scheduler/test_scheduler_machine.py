@@ -97,8 +97,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.storm.look()
 
     @rule()
-    def abort_all(self) -> None:
-        self.storm.abort(list(self.storm.asked))
+    def abort_all_and_flush(self) -> None:
+        self.storm.abort_all_and_flush()
 
     def teardown(self) -> None:
         if hasattr(self, "storm"):

@@ -8,7 +8,7 @@ from tests.scheduler.simulate_seed import Failure, run_seed
 
 SEEDS_PER_BLOCK = 100
 NUM_BLOCKS = 20
-RARE = ("retracted", "hit tokens", "waits", "private", "ending", "status str", "status 429", "status 503", "status 504")
+RARE = ("retracted", "backfilled", "hit tokens", "waits", "private", "ending", "status str", "status 429", "status 503")
 
 
 @pytest.mark.parametrize("block", range(NUM_BLOCKS))
