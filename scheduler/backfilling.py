@@ -31,31 +31,28 @@ class Reservation:
     def share_of(self, req: Req) -> float | None:
         """What a candidate, looked up in the tree, takes of `extra_tokens` if it passes; None: the head would wait."""
         extend_len = len(req.token_ids) - req.kv_allocated_len
-        num_chunks = self._adder.num_chunks(extend_len)
-        if num_chunks + req.num_left_to_plan <= self.start_step:
+        if self._adder.num_steps(req, extend_len) <= self.start_step:
             return 0.0
         # a cached prefix that it keeps from eviction is taken too
         need = self._adder.num_total_tokens(req, extend_len) + req.num_tree_pages * self._adder.page_size
-        return need if num_chunks <= self.start_step and need <= self.extra_tokens else None
+        return need if self._adder.num_chunks(extend_len) <= self.start_step and need <= self.extra_tokens else None
 
     def _find_start(self, head: Req) -> tuple[int, float]:
         """The first completion after which the head fits, and the memory left over then.
 
-        A head with a known lifetime may fit earlier than the sum of all estimates says (add_one_req_ignore_eos). Then
-        its start is taken to be as early as its prompt fits, and nothing counts as left over.
+        A head whose lifetime is known may start between completions, as soon as those who hold memory now end early
+        enough for what it will need (add_one_req_ignore_eos).
         """
         adder = self._adder
         extend_len = len(head.token_ids) - head.kv_allocated_len
+        if head.ignore_eos:
+            return adder.forecast().find_start(extend_len, adder.num_steps(head, extend_len))
         total_tokens = adder.num_total_tokens(head, extend_len)
         memory_left = adder.memory_left - adder.chunked_reserve
-        available = float(adder.pool.num_available_pages * adder.page_size)
         steps = 0
         for holder, freed_tokens in adder.forecast().completions():
             steps = holder.steps_left
             memory_left += freed_tokens + holder.reserve
-            available += freed_tokens
             if total_tokens < memory_left:
                 return steps, memory_left - total_tokens
-            if head.ignore_eos and extend_len < available:
-                return steps, 0.0
         return steps, 0.0

@@ -6,6 +6,7 @@ Memory is counted in tokens (KV slots).
 """
 
 import bisect
+import math
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from typing import NamedTuple
 from .page_pool import PagePool
 from .radix_tree import TreeNode
 from .req import Req
+
+MAX_WALKS = 4  # over all holders, to find out when a request can start
 
 
 class Holder(NamedTuple):
@@ -32,12 +35,23 @@ class Completion(NamedTuple):
     freed_tokens: int
 
 
+class Joining(NamedTuple):
+    """A request that joins in `start` steps; `early`: before those that end then have given their pages back."""
+
+    start: int
+    num_steps: int
+    early: bool
+
+
 class MemoryForecast:
     """The holders in the order in which they end."""
 
     def __init__(self, pool: PagePool, holders: Iterable[Holder]) -> None:
         self._pool = pool
         self._holders = sorted(holders, key=attrgetter("steps_left"))
+
+    def __len__(self) -> int:
+        return len(self._holders)
 
     def add(self, holder: Holder) -> None:
         """One more was admitted."""
@@ -58,24 +72,72 @@ class MemoryForecast:
         """The least memory of the coming steps, if a request joins now that takes `num_tokens` at once and one a step.
 
         The walk of SGLang's add_one_req_ignore_eos: memory is lowest just before a request ends. A page a request is
-        kept back, for what its last page wastes. Ends early, with what it has, once that is not positive. Where the
-        candidate is cached, its prefix has to be locked.
+        kept back, for what its last page wastes. What the candidate has cached has to be locked.
         """
         page_size = self._pool.page_size
-        memory: float = self._pool.num_available_pages * page_size - num_tokens
-        memory -= sum(holder.prompt_left for holder in self._holders)
+        memory = self._pool.num_available_pages * page_size
+        return self._low_water(memory - num_tokens, Joining(0, num_steps, early=True), page_size)[0]
+
+    def find_start(self, num_tokens: int, num_steps: int) -> tuple[int, float]:
+        """A step before which such a request cannot join, and the least memory from there on: 0.0 if it may be later.
+
+        Each walk rules out the steps up to the next one that could do: starting later by what lacks, or after the
+        moment when it lacks. It counts on the last pages being filled up, so it errs towards an early start.
+        """
+        page_size = self._pool.page_size
+        memory = self._pool.num_available_pages * page_size - num_tokens
+        unused = sum(holder.req.num_slots - holder.req.kv_allocated_len for holder in self._holders)
+        start = 0
+        for _ in range(MAX_WALKS):
+            lowest, when = self._low_water(memory + unused, Joining(start, num_steps, early=start == 0), 0)
+            if lowest > 0:
+                return start, self._left_over(memory, unused, num_steps, start)
+            start = min(when, start + int(-lowest) + 1) if when > start else self._next_completion(start)
+        return start, 0.0
+
+    def _left_over(self, memory: float, unused: int, num_steps: int, start: int) -> float:
+        """What is certainly left over, at the least, from the start of the request on.
+
+        It may start before the pages of those that end with that step are back, if it needs none of them.
+        """
+        kept_tokens = 2 * self._pool.page_size - 1  # whatever the last pages waste by then, and from then on
+        early, late = Joining(start, num_steps, early=True), Joining(start, num_steps, early=start == 0)
+        lowest, _ = self._low_water(memory, early, kept_tokens)
+        if lowest <= 0 and self._low_water(memory + unused, early, 0)[0] <= 0:
+            lowest, _ = self._low_water(memory, late, kept_tokens)
+        return max(0.0, lowest)
+
+    def _next_completion(self, start: int) -> int:
+        """When the next one ends, whose pages a request that joins in `start` steps does not find yet."""
+        if start == 0 and self._holders and self._holders[0].steps_left == 0:
+            return 1
+        return next((holder.steps_left for holder in self._holders if holder.steps_left > start), start + 1)
+
+    def _low_water(self, memory: float, joining: Joining, kept_tokens: int) -> tuple[float, int]:
+        """The least memory, and when, if a request joins; the first that is not positive ends the walk.
+
+        `memory` is what is available now less its prompt; `kept_tokens` are kept back for every request.
+        """
+        start, end, early = joining.start, joining.start + joining.num_steps, joining.early
+        memory += start - sum(holder.prompt_left for holder in self._holders)
         alive, rate = len(self._holders) + 1, 1 + sum(holder.rate for holder in self._holders)
-        lowest = memory - alive * page_size
+        lowest, when = math.inf, start
         for holder, freed_tokens in self.completions():
-            if holder.steps_left >= num_steps:
+            step = holder.steps_left
+            if lowest == math.inf and (step > start or (step == start and early)):
+                lowest = memory - rate * start - alive * kept_tokens
+            if step >= end or lowest <= 0:
                 break
-            lowest = min(lowest, memory - rate * holder.steps_left - alive * page_size)
-            if lowest <= 0:
-                return lowest
+            left = memory - rate * step - alive * kept_tokens
+            if left < lowest < math.inf:
+                lowest, when = left, step
+                if lowest <= 0:
+                    break
             memory += freed_tokens + holder.prompt_left
             alive -= 1
             rate -= holder.rate
-        return min(lowest, memory - rate * num_steps - alive * page_size)
+        left = memory - rate * end - alive * kept_tokens
+        return (left, end) if lowest > 0 and left < lowest else (lowest, when)
 
 
 def num_freed_pages(req: Req, locks_left: dict[TreeNode, int]) -> int:

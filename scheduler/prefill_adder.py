@@ -7,12 +7,13 @@ A step carries the running decodes first (they have their pages already), then p
     rem_input_tokens   tokens a step may admit (`--max-prefill-tokens`), less the decode rows
 
 The step budgets are charged whole pages. Memory is asked anew at each use, because locking a prefix and taking pages
-change it. Pages of ended requests that steps in flight may still touch come back by themselves: where they would do, the
-verdict is OTHER and not NO_TOKEN.
+change it. Pages of requests that have ended, or end with the steps in flight, come back by themselves: where they would
+do, the verdict is OTHER and not NO_TOKEN.
 """
 
 from collections.abc import Collection
 from enum import Enum, auto
+from itertools import chain
 
 from .memory_forecast import Holder, MemoryForecast, num_freed_pages
 from .page_pool import PagePool
@@ -87,9 +88,10 @@ class PrefillAdder:
 
     @property
     def pending_tokens(self) -> int:
-        """KV slots of ended requests that come back with the steps in flight."""
+        """KV slots that come back with the steps in flight: of ended requests, and of those whose last token is planned."""
         locks_left: dict[TreeNode, int] = {}
-        return sum(num_freed_pages(req, locks_left) for req in self._ending) * self.page_size
+        leaving = chain(self._ending, (req for req in self._running_batch if req.num_left_to_plan == 0))
+        return sum(num_freed_pages(req, locks_left) for req in leaving) * self.page_size
 
     def budget_state(self) -> AddReqResult:
         """The verdict on the next candidate."""
@@ -235,7 +237,7 @@ class PrefillAdder:
 
     def _add_one_req_ignore_eos(self, req: Req, extend_len: int) -> AddReqResult:
         """Its lifetime is known: walk all completions in order; memory must last until its own."""
-        lowest = self.forecast().low_water(extend_len, req.num_left_to_plan + self.num_chunks(extend_len))
+        lowest = self.forecast().low_water(extend_len, self.num_steps(req, extend_len))
         if lowest > 0:
             return AddReqResult.CONTINUE
         return self._no_memory(self.num_total_tokens(req, extend_len), -lowest)
@@ -246,6 +248,10 @@ class PrefillAdder:
             return 1
         rest = extend_len - min(self.rem_chunk_tokens, self.rem_input_tokens)
         return 1 if rest <= 0 else 2 + rest // self._chunk_tokens
+
+    def num_steps(self, req: Req, extend_len: int) -> int:
+        """Steps from its first chunk to its last output."""
+        return self.num_chunks(extend_len) + req.num_left_to_plan
 
     def forecast(self) -> MemoryForecast:
         """Who gives memory back when; made once, and kept up to date while requests are admitted."""
@@ -298,7 +304,7 @@ class PrefillAdder:
     def _no_memory(self, need: float, lacking: float) -> AddReqResult:
         """NO_TOKEN, unless more than what lacks is on its way back."""
         self._refuse_for_memory(need, lacking)
-        return AddReqResult.OTHER if self._ending and self.pending_tokens > lacking else AddReqResult.NO_TOKEN
+        return AddReqResult.OTHER if self.pending_tokens > lacking else AddReqResult.NO_TOKEN
 
     def _refuse_for_memory(self, need: float, lacking: float) -> AddReqResult:
         self._refuse("memory", need=need, lacking=round(lacking, 1), rem_total_tokens=round(self.rem_total_tokens, 1))
