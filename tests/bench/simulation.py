@@ -2,10 +2,12 @@
 
     python -m tests.bench.simulation [--rounds 3] [--num-prompts 48] [--max-concurrency 8]
 
-Each round starts a server on the packaged model, drives it with other prompts (alone and at the concurrency), and fits
-the costs to what --record-schedule wrote. A second server then gets the load that counts, and the same load (the lengths
-that the server reported, the same closed loop, the same configuration) is simulated. Prints a JSON line for each round,
-then one with the medians; exit code 1 where a median is off by more than --tolerance percent.
+A load is some users who each send one prompt after another, with lengths of their own (from half to one and a half times
+the mean), so that they do not march in step. Each round starts a server on the packaged model, drives it with other
+prompts (a few alone, then a load of the same kind), and fits the costs to what --record-schedule wrote. A second server
+gets the load that counts, and the same load (the lengths that the server reported, the same users, the same
+configuration) is simulated. Prints a JSON line for each round, then one with the medians; exit code 1 where a median is
+off by more than --tolerance percent.
 """
 
 import argparse
@@ -13,9 +15,10 @@ import asyncio
 import json
 import statistics
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,45 +42,65 @@ FIT_SEED = 1000
 ALONE_INPUT_LENS = (16, 64, 128, 256, 400)  # of prompts of the fitted run that are sent one after another
 NUM_ALONE = 2  # of each length
 ALONE_OUTPUT_LEN = 16
+OUTPUT_STRIDE = 3  # from a user to whose share its outputs have
 
 
-def measure(recording: Path, loads: list[Load]) -> list[tuple[Load, list[Sample], float]]:
-    """Drive a fresh server with one load after another; the samples of each, and its seconds."""
+class Measured(NamedTuple):
+    """What the clients saw: the samples of each user in order, and the seconds of all."""
+
+    load: Load
+    users: list[list[Sample]]
+    seconds: float
+
+
+def user_loads(args: argparse.Namespace, seed: int) -> list[Load]:
+    """One load for each user, a prompt at a time; long prompts do not come with long outputs."""
+    count = args.max_concurrency
+    shares = [0.5 + (user + 0.5) / count for user in range(count)]
+    return [
+        Load(
+            base_url="",
+            model="smollm2",
+            num_prompts=max(1, args.num_prompts // count),
+            max_concurrency=1,
+            random_input_len=round(args.random_input_len * share),
+            random_output_len=round(args.random_output_len * shares[(user * OUTPUT_STRIDE + 1) % count]),
+            seed=seed * 1000 + user,
+            num_warmups=0,
+        )
+        for user, share in enumerate(shares)
+    ]
+
+
+async def run_users(loads: list[Load]) -> tuple[list[list[Sample]], float]:
+    """All users at once; the samples of each, and the seconds of all."""
+    start = time.perf_counter()
+    results = await asyncio.gather(*(run_load(load) for load in loads))
+    return [samples for samples, _ in results], time.perf_counter() - start
+
+
+def measure(recording: Path, alone: list[Load], users: list[Load]) -> Measured:
+    """Drive a fresh server with the loads that come alone, then with the users."""
     with serving("smollm2", "--record-schedule", str(recording)) as server:
-        loads = [msgspec.structs.replace(load, base_url=server.url) for load in loads]
-        results = [(load, *asyncio.run(run_load(load))) for load in loads]
+        for load in alone:
+            asyncio.run(run_load(msgspec.structs.replace(load, base_url=server.url)))
+        loads = [msgspec.structs.replace(load, base_url=server.url) for load in users]
+        samples, seconds = asyncio.run(run_users(loads))
         server.stop()
-    return results
-
-
-def make_load(args: argparse.Namespace, seed: int) -> Load:
-    """The load that counts, of one seed."""
-    return Load(
-        base_url="",
-        model="smollm2",
-        num_prompts=args.num_prompts,
-        max_concurrency=args.max_concurrency,
-        random_input_len=args.random_input_len,
-        random_output_len=args.random_output_len,
-        seed=seed,
-    )
+    return Measured(loads[0], samples, seconds)
 
 
 def fit(args: argparse.Namespace, folder: Path, number: int) -> CostModel:
-    """Costs from a run of other prompts: a few alone, of lengths that tell rows from tokens, then as many as count."""
+    """Costs from a run of other prompts; those alone have lengths that tell rows from tokens."""
     recording = folder / f"fit-{number}.jsonl"
-    load = make_load(args, FIT_SEED + number)
+    users = user_loads(args, FIT_SEED + number)
     alone = [
         msgspec.structs.replace(
-            load,
-            num_prompts=NUM_ALONE,
-            max_concurrency=1,
-            random_input_len=input_len,
-            random_output_len=ALONE_OUTPUT_LEN,
+            users[0], num_prompts=NUM_ALONE, random_input_len=input_len, random_output_len=ALONE_OUTPUT_LEN
         )
         for input_len in ALONE_INPUT_LENS
     ]
-    measure(recording, [*alone, load])
+    measure(recording, alone, users)
     return fit_recording(recording, number)
 
 
@@ -90,37 +113,48 @@ def fit_recording(recording: Path, number: int) -> CostModel:
     return costs
 
 
-def simulate(costs: CostModel, config: SchedulerConfig, samples: list[Sample], concurrency: int) -> Report:
-    """The same lengths from the same number of clients; the warm-up request of the client is left out."""
-    requests = [
-        SimulatedRequest(
-            prompt=(Segment(2 * index, sample.prompt_tokens),),
-            input_len=sample.prompt_tokens,
-            output_len=sample.output_tokens,
-            max_new_tokens=sample.output_tokens,
-            ignore_eos=True,
-            output_stream=2 * index + 1,
-        )
-        for index, sample in enumerate(samples)
-    ]
+def make_trace(users: list[list[Sample]]) -> Trace:
+    """Each user's requests, one after another, with the lengths that the server reported."""
+    requests: list[SimulatedRequest] = []
+    for samples in users:
+        for turn, sample in enumerate(samples):
+            number = len(requests)
+            request = SimulatedRequest(
+                prompt=(Segment(2 * number, sample.prompt_tokens),),
+                input_len=sample.prompt_tokens,
+                output_len=sample.output_tokens,
+                max_new_tokens=sample.output_tokens,
+                ignore_eos=True,
+                arrival=None if turn else 0.0,
+                after=number - 1 if turn else None,
+                output_stream=2 * number + 1,
+            )
+            requests.append(request)
+    return Trace(requests)
+
+
+def simulate(costs: CostModel, config: SchedulerConfig, trace: Trace) -> Report:
+    """The trace under the configuration of the server that was measured."""
     config = msgspec.structs.replace(config, vocab_size=costs.model.vocab_size + 1)
-    measurements = Simulation(Scheduler(config), costs, 1, Trace(requests, concurrency)).run()
-    input_lens = np.array([request.input_len for request in requests])
-    return measurements.report(config.schedule_policy, input_lens, np.zeros(len(requests), np.int64), 1000.0, 50.0)
+    measurements = Simulation(Scheduler(config), costs, 1, trace).run()
+    input_lens = np.array([request.input_len for request in trace.requests])
+    return measurements.report(config.schedule_policy, input_lens, np.zeros_like(input_lens), 1000.0, 50.0)
 
 
 def compare(args: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
     """One round: measured, simulated, and how far the second is from the first in percent."""
     costs = fit(args, folder, number)
     recording = folder / f"load-{number}.jsonl"
-    [(load, samples, seconds)] = measure(recording, [make_load(args, number)])
-    measured = make_report(load, samples, seconds)
-    assert not measured["num_errors"], measured["first_error"]
-    simulated = simulate(costs, read_recording(recording).header.config, samples, args.max_concurrency)
+    users = user_loads(args, number)
+    warm_up = msgspec.structs.replace(users[0], seed=FIT_SEED, num_prompts=1)
+    measured = measure(recording, [warm_up], users)
+    report = make_report(measured.load, [sample for samples in measured.users for sample in samples], measured.seconds)
+    assert not report["num_errors"], report["first_error"]
+    simulated = simulate(costs, read_recording(recording).header.config, make_trace(measured.users))
     pairs = {
-        "ttft_ms_p50": (measured["ttft_ms"]["p50"], simulated.ttft_ms.p50),
-        "tpot_ms_p50": (measured["tpot_ms"]["p50"], simulated.tpot_ms.p50),
-        "output_tokens_per_s": (measured["output_tokens_per_s"], simulated.output_tokens_per_s),
+        "ttft_ms_p50": (report["ttft_ms"]["p50"], simulated.ttft_ms.p50),
+        "tpot_ms_p50": (report["tpot_ms"]["p50"], simulated.tpot_ms.p50),
+        "output_tokens_per_s": (report["output_tokens_per_s"], simulated.output_tokens_per_s),
     }
     result = {
         name: {"measured": real, "simulated": round(virtual, 3), "percent": round(100 * (virtual / real - 1), 2)}
