@@ -31,17 +31,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         rids = list(self.storm.asked)
         return rids[-1 - index % len(rids)]
 
-    @rule(rng=randoms)
-    def ask(self, rng: Random) -> None:
-        self.storm.ask(draw_ask(rng, self.storm.shared_lens))
-
-    @rule(index=indices)
-    def ask_again(self, index: int) -> None:
-        self.storm.ask_again(self.rid(index))
-
-    @rule(index=st.integers(0, len(NONSENSE) - 1))
-    def ask_nonsense(self, index: int) -> None:
-        self.storm.ask_nonsense(index)
+    @rule(rng=randoms, num_requests=st.integers(1, 5))
+    def ask(self, rng: Random, num_requests: int) -> None:
+        for _ in range(num_requests):
+            self.storm.ask(draw_ask(rng, self.storm.shared_lens))
 
     @rule()
     def plan(self) -> None:
@@ -55,6 +48,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(num_steps=st.integers(1, 12), num_ahead=st.integers(1, 2))
     def steps(self, num_steps: int, num_ahead: int) -> None:
         self.storm.steps(num_steps, num_ahead)
+
+    @rule(rng=randoms)
+    def ask_and_go_on(self, rng: Random) -> None:
+        self.storm.ask(draw_ask(rng, self.storm.shared_lens))
+        self.storm.steps(5)
 
     @rule(index=indices)
     def abort(self, index: int) -> None:
@@ -70,7 +68,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(index=indices, num_back=st.integers(0, 6))
     def end_text(self, index: int, num_back: int) -> None:
-        self.storm.end_text(self.rid(index), num_back)
+        clients = self.storm.harness.clients
+        answered = [rid for rid in self.storm.asked if clients[rid].output_ids]
+        if answered:
+            self.storm.end_text(answered[-1 - index % len(answered)], num_back)
 
     @rule(mode=st.sampled_from(PAUSE_MODES))
     def pause(self, mode: str) -> None:
@@ -84,21 +85,22 @@ class SchedulerMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.storm.flush()
 
-    @rule(index=indices)
-    def explain(self, index: int) -> None:
-        self.storm.explain(self.rid(index))
-
     @rule(seconds=st.sampled_from([1.0, 10.0, 30.0]))
     def advance(self, seconds: float) -> None:
         self.storm.advance(seconds)
 
-    @rule()
-    def look(self) -> None:
-        self.storm.look()
-
-    @rule()
-    def abort_all_and_flush(self) -> None:
-        self.storm.abort_all_and_flush()
+    @rule(index=indices, what=st.sampled_from(["look", "explain", "ask again", "nonsense", "abort all and flush"]))
+    def rare(self, index: int, what: str) -> None:
+        if what == "look":
+            self.storm.look()
+        elif what == "explain":
+            self.storm.explain(self.rid(index))
+        elif what == "ask again":
+            self.storm.ask_again(self.rid(index))
+        elif what == "nonsense":
+            self.storm.ask_nonsense(index % len(NONSENSE))
+        else:
+            self.storm.abort_all_and_flush()
 
     def teardown(self) -> None:
         if hasattr(self, "storm"):
@@ -107,5 +109,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=250, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
