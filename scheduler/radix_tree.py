@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from .eviction_policy import NO_PRIORITY, POLICIES, EvictionHeap, EvictionKey
+from .eviction_policy import NO_PRIORITY, POLICIES, EvictionHeap
 
 TOKEN_BYTES = 4
 
@@ -49,7 +49,7 @@ class TreeNode:
         self.creation = self.last_access = time
         self.hit_count = 0
         self.priority = NO_PRIORITY
-        self.heap_key: EvictionKey | None = None
+        self.heap_key: int | None = None
         self.num_waiting = 0  # requests whose match ends here or below; kept by the listener
 
     @property

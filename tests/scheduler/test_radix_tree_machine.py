@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from millstream.common.config import EVICTION_POLICIES
 from millstream.common.messages import TokenizedGenerateReqInput
 from millstream.common.sampling_params import SamplingParams
-from millstream.scheduler.eviction_policy import NO_PRIORITY
+from millstream.scheduler.eviction_policy import NO_PRIORITY, NUMBER_BITS
 from millstream.scheduler.prefix_watch import PrefixWatch
 from millstream.scheduler.radix_tree import RadixCache, TreeNode
 from millstream.scheduler.req import Req
@@ -231,11 +231,13 @@ class RadixTreeMachine(RuleBasedStateMachine):
     @invariant()
     def every_evictable_run_comes_up_in_time(self) -> None:
         heap = self.tree._heap
-        assert heap._num_replaced == sum(key != node.heap_key for key, _, node in heap._entries)
+        assert len(heap._entries) <= 2 * len(heap._runs)
+        assert {run.heap_key for run in heap._runs.values()} <= set(heap._entries)
         for node in self.tree.nodes():
+            assert node.in_heap == (node in heap._runs.values())
             if node.is_evictable:
                 assert node.heap_key is not None
-                assert node.heap_key <= self.tree._policy(node)
+                assert node.heap_key >> NUMBER_BITS <= self.tree._policy(node)
 
     def nodes_by_prefix(self) -> dict[Prefix, TreeNode]:
         """Every cached prefix and its node, read from the tree from above; checks how nodes hang together."""
