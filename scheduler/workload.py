@@ -74,11 +74,6 @@ class Trace(msgspec.Struct):
     requests: list[SimulatedRequest]
     num_users: int | None = None
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest request."""
-        return max((each.input_len + each.output_len for each in self.requests), default=0)
-
 
 def make_trace(workload: Workload) -> Trace:
     """Draw the requests of a workload: `num_requests`, of which the last conversation may lack turns."""

@@ -39,6 +39,7 @@ from tests.e2e.server_process import serving
 
 BASE = "smollm2_cpu"
 FIT_SEED = 1000
+STOP_SECONDS = 30
 ALONE_INPUT_LENS = (16, 64, 128, 256, 400)  # of prompts of the fitted run that are sent one after another
 NUM_ALONE = 2  # of each length
 ALONE_OUTPUT_LEN = 16
@@ -86,7 +87,8 @@ def measure(recording: Path, alone: list[Load], users: list[Load]) -> Measured:
             asyncio.run(run_load(msgspec.structs.replace(load, base_url=server.url)))
         loads = [msgspec.structs.replace(load, base_url=server.url) for load in users]
         samples, seconds = asyncio.run(run_users(loads))
-        server.stop()
+        server.process.terminate()
+        server.process.wait(STOP_SECONDS)
     return Measured(loads[0], samples, seconds)
 
 
