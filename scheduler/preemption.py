@@ -87,8 +87,8 @@ class _Need:
     def __init__(self, state: SchedulerState, head: Req) -> None:
         self._state = state
         self._ratio = state.new_token_ratio.value
-        num_decode_pages = state.num_missing_pages() + state.pool.num_available_pages  # taken before the head is tried
-        self.tokens = make_prefill_adder(state, 0).lacking_tokens(head, num_decode_pages * state.pool.page_size)
+        decode_tokens = _num_decode_pages(state) * state.pool.page_size
+        self.tokens = make_prefill_adder(state, 0).lacking_tokens(head, decode_tokens)
 
     def is_covered_by(self, victims: list[Req]) -> bool:
         """Whether what they hold and what is reserved for them is enough; it is, when nobody else runs."""
@@ -104,3 +104,13 @@ class _Need:
             return 0.0  # what is computed in part reserves nothing
         num_left = min(req.num_left_to_plan, CLIP_MAX_NEW_TOKENS)
         return num_left if req.ignore_eos else num_left * self._ratio
+
+
+def _num_decode_pages(state: SchedulerState) -> int:
+    """Pages that the decodes of the step to come take before the head is tried."""
+    width, num_pages_for = state.config.decode_width, state.pool.num_pages_for
+    return sum(
+        num_pages_for(req.kv_allocated_len + width) - len(req.page_ids)
+        for req in state.running_batch.values()
+        if req.kv_allocated_len + width > req.num_slots and req.num_left_to_plan > 0
+    )
