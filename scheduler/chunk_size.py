@@ -25,7 +25,7 @@ NO_STREAM_SECONDS = 0.5
 
 FORGETTING = 0.95  # a step counts half after 14 more
 MIN_INFORMATION = 0.1  # what forgetting leaves: steps of one kind do not make the others forgotten
-MAX_SURPRISE = 4.0  # a step that took longer than this multiple of what was expected counts as this multiple
+MAX_SURPRISE = 4.0  # a step that took less than this part of what was expected counts as this part: errors are relative
 SCALE = (1.0, 32.0, 8.0)  # makes base, prompt tokens and decode rows numbers of one size
 
 Vector = list[float]
@@ -56,7 +56,7 @@ class StepCost:
         expected = self.seconds(num_prefill_tokens, num_decodes)
         self._num_steps += 1
         if self._num_steps > 2 * MIN_LEARNT_STEPS and expected > 0:
-            seconds = min(seconds, MAX_SURPRISE * expected)
+            seconds = max(seconds, expected / MAX_SURPRISE)
         inputs = [value / seconds for value in _inputs(num_prefill_tokens, num_decodes)]  # errors count relatively
         error = 1 - sum(w * x for w, x in zip(self._weights, inputs, strict=True))
         old = self._information

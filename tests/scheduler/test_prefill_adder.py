@@ -252,6 +252,12 @@ def test_a_known_output_over_the_clip_is_never_taken_for_a_shorter_one() -> None
     assert add(make_adder(pool, [running]), exact) is AddReqResult.NO_TOKEN
 
 
+def test_known_lifetimes_count_the_page_that_each_of_the_others_has_to_begin() -> None:
+    pool = PagePool(4, 16)
+    running = [run(pool, make_req(16, 2, first=100 * i, ignore_eos=True)) for i in (1, 2)]
+    assert add(make_adder(pool, running), make_req(1, 1, ignore_eos=True)) is AddReqResult.NO_TOKEN
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("disable_radix_cache", [False, True])
 def test_requests_whose_lifetimes_are_known_are_never_retracted(page_size: int, disable_radix_cache: bool) -> None:

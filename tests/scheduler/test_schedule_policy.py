@@ -137,6 +137,16 @@ def test_dfs_weight_loses_nobody_when_prefixes_are_evicted_or_split() -> None:
         assert len({req.rid for req in queue.candidates(1, [])}) == i + 1
 
 
+def test_dfs_weight_serves_by_arrival_those_whose_prefix_was_evicted_a_moment_ago() -> None:
+    pool = PagePool(60, 4)
+    cache(pool, list(range(16)))
+    queue = make_queue("dfs-weight", pool)
+    for i in range(200):
+        queue.add(make_req(0, rid=f"r{i}", arrival=float(i), token_ids=[*range(16), i, 1]), 0)
+    pool.allocator.free(pool.tree_cache.evict(4))
+    assert {req.rid for req in queue.candidates(1, [])} == {f"r{i}" for i in range(200)}
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "lof"])
 def test_priority_goes_before_the_policy(policy: str) -> None:
     queue = make_queue(policy, priorities=True)
