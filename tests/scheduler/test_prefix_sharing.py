@@ -97,15 +97,15 @@ def test_a_step_skips_a_bounded_number_of_waiters(monkeypatch: pytest.MonkeyPatc
     harness.run()
 
 
-def test_one_that_has_aged_computes_its_prefix_itself() -> None:
-    harness = Harness(num_pages=400, page_size=4, chunked_prefill_size=8, schedule_ageing_steps=4)
-    base = random_prompt(Random(0), 200)
+@pytest.mark.parametrize(("ageing_steps", "has_started"), [(1000, False), (0, True)])
+def test_one_that_has_aged_computes_its_prefix_itself(ageing_steps: int, has_started: bool) -> None:
+    harness = Harness(num_pages=400, page_size=4, schedule_ageing_steps=ageing_steps)
+    base = random_prompt(Random(0), 80)
     harness.ask("first", [*base, 1], 4)
     harness.plan()
     harness.ask("follower", [*base, 2], 4)
-    for _ in range(6):
-        harness.step()
-    assert harness.req("follower").waits_for is None
+    harness.plan()
+    assert harness.req("follower").is_queued is not has_started
     harness.run()
 
 
