@@ -64,16 +64,17 @@ class PrefixWatch:
                 del self._buckets[node]
 
     def refresh(self, max_reqs: int = 64) -> list[Req]:
-        """Look up again at most `max_reqs` of those whose match has changed; returns those whose `matched_len` is new.
+        """Look up again at most `max_reqs` of those whose match has changed.
 
+        Returns those whose `matched_len` or `node_of` is new: a prefix that was evicted and is back may be another node.
         What they match counts as just used, as in `add`: it is wanted soon.
         """
         renewed = []
         for req in self._take_changed(max_reqs):
-            matched_len = req.matched_len
+            before = (req.matched_len, self.node_of(req))
             self.remove(req)
             self.add(req)
-            if req.matched_len != matched_len:
+            if (req.matched_len, self.node_of(req)) != before:
                 renewed.append(req)
         return renewed
 

@@ -83,15 +83,28 @@ def test_a_refresh_looks_up_no_more_than_it_is_allowed_to_and_goes_on_at_the_nex
     assert watch.refresh(4) == reqs[9:]
 
 
-def test_what_is_cached_again_before_it_was_looked_up_is_no_change() -> None:
+def test_pages_that_go_and_come_back_before_it_was_looked_up_are_no_change() -> None:
+    tree = RadixCache(1)
+    watch, req = PrefixWatch(tree), waiting_req(1, 2, 3)
+    insert(tree, 1)
+    watch.add(req)
+    insert(tree, 1, 2)
+    tree.evict(1)
+    assert watch.refresh() == []
+    assert req.matched_len == 1
+
+
+def test_a_prefix_that_is_back_in_another_node_is_a_change_of_the_same_length() -> None:
     tree = RadixCache(1)
     watch, req = PrefixWatch(tree), waiting_req(1, 2, 3)
     insert(tree, 1, 2)
     watch.add(req)
-    tree.evict(1)
+    before = watch.node_of(req)
+    tree.evict(2)
     insert(tree, 1, 2)
-    assert watch.refresh() == []
+    assert watch.refresh() == [req]
     assert req.matched_len == 2
+    assert watch.node_of(req) is not before
 
 
 def test_one_that_comes_while_others_are_set_aside_is_not_lost_with_them() -> None:

@@ -191,12 +191,12 @@ class RadixTreeMachine(RuleBasedStateMachine):
     @rule(max_reqs=st.sampled_from([1, 2, 100]))
     def refresh(self, max_reqs: int) -> None:
         changed = [req for bucket in self.watch._changed for req in bucket][:max_reqs]
-        before = {req: req.matched_len for req in changed}
+        before = {req: (req.matched_len, self.watch.node_of(req)) for req in changed}
         renewed = self.watch.refresh(max_reqs)
         for req in changed:
             assert req.matched_len == self.matched_len(req)
             self.model.touch(self.model.cached(req.namespace, self.matchable(req)))
-        assert renewed == [req for req in changed if req.matched_len != before[req]]
+        assert renewed == [req for req in changed if (req.matched_len, self.watch.node_of(req)) != before[req]]
 
     def matchable(self, req: Req) -> tuple[int, ...]:
         """Letters of the whole pages before the last token."""
