@@ -76,7 +76,7 @@ class MemoryForecast:
         """
         page_size = self._pool.page_size
         memory = self._pool.num_available_pages * page_size
-        return self._low_water(memory - num_tokens, Joining(0, num_steps, early=True), page_size)[0]
+        return self._low_water(self.completions(), memory - num_tokens, Joining(0, num_steps, early=True), page_size)[0]
 
     def find_start(self, num_tokens: int, num_steps: int) -> tuple[int, float]:
         """A step before which such a request cannot join, and the least memory from there on: 0.0 if it may be later.
@@ -87,24 +87,25 @@ class MemoryForecast:
         page_size = self._pool.page_size
         memory = self._pool.num_available_pages * page_size - num_tokens
         unused = sum(holder.req.num_slots - holder.req.kv_allocated_len for holder in self._holders)
-        start = 0
+        completions, start = list(self.completions()), 0
         for _ in range(MAX_WALKS):
-            lowest, when = self._low_water(memory + unused, Joining(start, num_steps, early=start == 0), 0)
+            joining = Joining(start, num_steps, early=start == 0)
+            lowest, when = self._low_water(completions, memory + unused, joining, 0)
             if lowest > 0:
-                return start, self._left_over(memory, unused, num_steps, start)
+                return start, self._left_over(completions, memory, unused, joining)
             start = min(when, start + int(-lowest) + 1) if when > start else self._next_completion(start)
         return start, 0.0
 
-    def _left_over(self, memory: float, unused: int, num_steps: int, start: int) -> float:
+    def _left_over(self, completions: Iterable[Completion], memory: float, unused: int, joining: Joining) -> float:
         """What is certainly left over, at the least, from the start of the request on.
 
         It may start before the pages of those that end with that step are back, if it needs none of them.
         """
         kept_tokens = 2 * self._pool.page_size - 1  # whatever the last pages waste by then, and from then on
-        early, late = Joining(start, num_steps, early=True), Joining(start, num_steps, early=start == 0)
-        lowest, _ = self._low_water(memory, early, kept_tokens)
-        if lowest <= 0 and self._low_water(memory + unused, early, 0)[0] <= 0:
-            lowest, _ = self._low_water(memory, late, kept_tokens)
+        early = joining._replace(early=True)
+        lowest, _ = self._low_water(completions, memory, early, kept_tokens)
+        if lowest <= 0 and self._low_water(completions, memory + unused, early, 0)[0] <= 0:
+            lowest, _ = self._low_water(completions, memory, joining, kept_tokens)
         return max(0.0, lowest)
 
     def _next_completion(self, start: int) -> int:
@@ -113,7 +114,9 @@ class MemoryForecast:
             return 1
         return next((holder.steps_left for holder in self._holders if holder.steps_left > start), start + 1)
 
-    def _low_water(self, memory: float, joining: Joining, kept_tokens: int) -> tuple[float, int]:
+    def _low_water(
+        self, completions: Iterable[Completion], memory: float, joining: Joining, kept_tokens: int
+    ) -> tuple[float, int]:
         """The least memory, and when, if a request joins; the first that is not positive ends the walk.
 
         `memory` is what is available now less its prompt; `kept_tokens` are kept back for every request.
@@ -122,7 +125,7 @@ class MemoryForecast:
         memory += start - sum(holder.prompt_left for holder in self._holders)
         alive, rate = len(self._holders) + 1, 1 + sum(holder.rate for holder in self._holders)
         lowest, when = math.inf, start
-        for holder, freed_tokens in self.completions():
+        for holder, freed_tokens in completions:
             step = holder.steps_left
             if lowest == math.inf and (step > start or (step == start and early)):
                 lowest = memory - rate * start - alive * kept_tokens
