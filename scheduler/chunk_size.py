@@ -14,7 +14,7 @@ from .scheduler_config import SchedulerConfig
 
 FIRST_CHUNK = 512  # until enough steps were seen
 MAX_CHUNK = 8192
-MIN_LEARNT_STEPS = 4  # with prompt tokens; and, while streams run, with decode rows
+MIN_LEARNT_STEPS = 4  # with prompt tokens; beside streams one will do, and so many with decode rows
 
 STREAM_MULTIPLE = 4.0  # of a step without prompts, while streams run
 MAX_STREAM_MULTIPLE = 8.0  # when the oldest waiter has waited RAISE_SECONDS
@@ -104,11 +104,9 @@ class ChunkSize:
         return self._whole_pages(min(num_tokens, MAX_CHUNK))
 
     def _has_learnt(self, num_decodes: int) -> bool:
-        return (
-            self._num_prefill_steps >= MIN_LEARNT_STEPS
-            and (self._num_decode_steps >= MIN_LEARNT_STEPS or not num_decodes)
-            and self._cost.seconds_per_prefill_token > 0
-        )
+        if self._cost.seconds_per_prefill_token <= 0:
+            return False
+        return (self._num_decode_steps if num_decodes else self._num_prefill_steps) >= MIN_LEARNT_STEPS
 
     def _whole_pages(self, num_tokens: float) -> int:
         return max(1, int(num_tokens / self._page_size + 0.5)) * self._page_size

@@ -58,6 +58,15 @@ def test_before_anything_is_learnt_a_chunk_has_512_tokens() -> None:
     assert make_chunk_size().tokens(0.0, 8, 0.0) == FIRST_CHUNK == 512
 
 
+def test_streams_are_spared_from_the_second_prompt_on() -> None:
+    chunk = make_chunk_size()
+    chunk.on_step(240, 0, cpu(240, 0))
+    for _ in range(20):
+        chunk.on_step(0, 8, cpu(0, 8))
+    tokens = chunk.tokens(0.0, 8, 0.0) or 0
+    assert cpu(tokens, 8) / cpu(0, 8) < 5
+
+
 @pytest.mark.parametrize("machine", [cpu, gpu])
 @pytest.mark.parametrize("num_decodes", [1, 8, 64])
 def test_a_step_beside_streams_takes_its_multiple_of_a_step_without_prompts(machine: Machine, num_decodes: int) -> None:
