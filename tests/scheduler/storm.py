@@ -151,13 +151,14 @@ class Storm:
     def plan(self) -> bool:
         """Plan one step, if there may be one; whether there was."""
         state, now = self.state, self.harness.now
-        waiting = list(state.waiting_queue)
+        waiting, running = list(state.waiting_queue), list(state.running_batch.values())
         was_paused, had_deadline = state.is_paused, self.harness.scheduler.next_deadline()
         is_planned = self.harness.plan()
         self.log.append("plan" if is_planned else "plan nothing")
         if is_planned:
             assert not was_paused, "a step is planned during a pause"
             self._check_budgets()
+            self._check_decodes(running)
             self._check_order(waiting)
         elif not (state.in_flight or state.is_paused):
             assert not state.requests, "nothing is in flight, and nothing goes on"
@@ -195,19 +196,39 @@ class Storm:
         limits = [config.max_prefill_tokens]
         if config.chunked_prefill_size > 0:
             limits.append(config.chunked_prefill_size)
+        elif self.state.stats.chunk_tokens:  # automatic: prompt tokens alone
+            limits.append(self.state.stats.chunk_tokens + len(step.decodes))
         limit = max(min(limits) - len(step.decodes), config.page_size)
         is_alone = config.chunked_prefill_size <= 0 and len(step.extends) == 1
         assert step.num_prefill_tokens <= limit or is_alone, f"{step.num_prefill_tokens} prompt tokens, limit {limit}"
         assert len(step.extends) + len(step.decodes) <= config.max_running_requests
 
+    def _check_decodes(self, running: list[Req]) -> None:
+        """Prompts never keep running requests from decoding: only a missing page does."""
+        step, width = self.state.in_flight[-1], self.harness.scheduler.config.decode_width
+        for req in running:
+            if (
+                req.status is ReqStatus.RUNNING
+                and req.num_left_to_plan > 0
+                and req not in (*step.decodes, *step.extends)
+            ):
+                assert req.kv_allocated_len + width > req.num_slots, f"{req.rid} sits out, and has its pages"
+
     def _check_order(self, waiting: list[Req]) -> None:
-        """Under fcfs nobody passes an equal that came before: but by backfilling, or one that waits for a prefix."""
+        """Under fcfs nobody passes an equal that came before.
+
+        But by backfilling, or past one that waits for a prefix, or aged before the other reached the scheduler.
+        """
         if self.set_up["schedule_policy"] != "fcfs":
             return
+        queue = self.state.waiting_queue
         passed = [req for req in waiting if req.is_queued and not req.waits_for and not req.num_retractions]
         for late in (req for req in waiting if req.row != NO_ROW and not req.num_retractions):
-            wronged = [req.rid for req in passed if req.arrival < late.arrival and req.priority == late.priority]
-            assert not wronged or self._is_backfilled(late), f"{late.rid} went ahead of {wronged}"
+            wronged = [req for req in passed if req.arrival < late.arrival and req.priority == late.priority]
+            if queue.had_aged(late):
+                wronged = [req for req in wronged if req.enqueued_step <= late.enqueued_step]
+            rids = [req.rid for req in wronged]
+            assert not rids or self._is_backfilled(late), f"{late.rid} went ahead of {rids}"
 
     def _is_backfilled(self, req: Req) -> bool:
         _, events = self.state.journal.explain(req.rid)

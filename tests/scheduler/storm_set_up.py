@@ -94,5 +94,5 @@ def draw_ask(rng: Random, shared_lens: tuple[int, ...]) -> Ask:
         routing_key=rng.choice([None, "a", "b"]),
         waiting_timeout=rng.choice([*[None] * 12, 5.0]),
         timeout=rng.choice([*[None] * 12, 20.0]),
-        ago=rng.choice([0.0, 0.0, 0.0, 2.5]),
+        ago=rng.choice([0.0, 0.0, 0.0, 2.5, -0.5]),
     )

@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -11,6 +12,7 @@ from tests.scheduler.storm import NONSENSE, Storm
 from tests.scheduler.storm_end import finish
 from tests.scheduler.storm_set_up import SHARED_LENS, draw_ask, draw_set_up
 
+pytestmark = pytest.mark.timeout(600)  # a failure is shrunk, which takes its time
 randoms = st.randoms(use_true_random=False)
 indices = st.integers(0, 30)
 
