@@ -11,7 +11,7 @@ so that the steps take as long as measured in all: throughput follows from means
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ from .recorded_steps import RecordedRun, RecordedStep
 MIN_STEPS = 20
 MAX_KNEE = 1024  # tokens: T of the linear part
 NUM_KNEES = 25
+NUM_DIGITS = 5
 HEADROOM = 4.0  # of a fitted device's ceilings over what its linear part reaches
 
 
@@ -59,7 +60,7 @@ def fit_cost_model(base: CostModel, run: RecordedRun, description: str) -> CostM
     device = Device(HEADROOM * bytes_, HEADROOM * flops, base.device.usable_memory_bytes)
     prefill_flops = model.flops_per_pair / pair if pair else device.flops_per_second
     decode_bytes = model.kv_bytes_per_token / kv_token if kv_token else device.bytes_per_second
-    return msgspec.structs.replace(
+    fitted = msgspec.structs.replace(
         base,
         description=description,
         device=device,
@@ -69,6 +70,7 @@ def fit_cost_model(base: CostModel, run: RecordedRun, description: str) -> CostM
         overheads=Overheads(fixed, prefill_row, decode_row),
         surroundings=_fit_surroundings(base, run),
     )
+    return msgspec.convert(_rounded(msgspec.to_builtins(fitted)), CostModel)
 
 
 def fit_errors(costs: CostModel, run: RecordedRun) -> list[KindError]:
@@ -151,6 +153,13 @@ def _fit_surroundings(base: CostModel, run: RecordedRun) -> Surroundings:
         message_seconds=max(0.0, message),
         gap_seconds=_median(gaps) if gaps else old.gap_seconds,
     )
+
+
+def _rounded(value: Any) -> Any:
+    """To the digits that a fit can know."""
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return float(f"{value:.{NUM_DIGITS}g}") if isinstance(value, float) else value
 
 
 def _median(seconds: list[float]) -> float:
