@@ -25,6 +25,9 @@ from .req import Req
 from .scheduler_config import SchedulerConfig
 from .sorted_reqs import SortedReqs
 
+CHEAP_WALK = 256  # children that dfs-weight looks at in every step without a second thought
+MAX_REUSES = 16  # steps for which it uses a longer walk again
+
 Key = Callable[[Req], Any]
 
 
@@ -192,7 +195,8 @@ class RoutingKeyOrder:
 class DepthFirstOrder:
     """dfs-weight: all that hang below one prefix one after another, so that a branch is used up before it is evicted.
 
-    A step costs as many comparisons as the nodes on the way have children.
+    A walk looks at all children of the nodes on its way; a long one is used again for MAX_REUSES steps, as far as it
+    went, and goes on from there. Who is not on it yet comes last meanwhile.
     """
 
     def __init__(self, root: TreeNode, watch: PrefixWatch, reqs_by_arrival: SortedReqs) -> None:
@@ -201,6 +205,10 @@ class DepthFirstOrder:
         self._all = reqs_by_arrival
         self._node_of: dict[Req, TreeNode] = {}
         self._reqs_at: dict[TreeNode, SortedReqs] = {}
+        self._walk: Iterator[TreeNode] = iter(())
+        self._walked: list[TreeNode] = []
+        self._num_looked_at = 0  # children, in this walk
+        self._num_reuses = 0
 
     def add(self, req: Req) -> None:
         """Look it up, and sort it in at the end of its match."""
@@ -223,13 +231,25 @@ class DepthFirstOrder:
         seen: set[Req] = set()
         for node in self._nodes():
             for req in self._reqs_at.get(node, ()):
-                seen.add(req)
-                yield req
+                if req not in seen:
+                    seen.add(req)
+                    yield req
         if len(seen) < len(self._all):
             yield from (req for req in self._all if req not in seen)
 
     def _nodes(self) -> Iterator[TreeNode]:
-        """Depth first, without recursion: a tree may be deep."""
+        """The walk of the last steps, if it was long, and what follows; else a new one."""
+        self._num_reuses += 1
+        if self._num_looked_at <= CHEAP_WALK or self._num_reuses > MAX_REUSES:
+            self._walk, self._walked = self._depth_first(), []
+            self._num_looked_at = self._num_reuses = 0
+        yield from self._walked
+        for node in self._walk:
+            self._walked.append(node)
+            yield node
+
+    def _depth_first(self) -> Iterator[TreeNode]:
+        """Without recursion: a tree may be deep."""
         stack: list[tuple[TreeNode, bool]] = [(self._root, False)]
         while stack:
             node, is_below_done = stack.pop()
@@ -237,6 +257,7 @@ class DepthFirstOrder:
                 yield node
                 continue
             stack.append((node, True))
+            self._num_looked_at += len(node.children)
             waiting = [child for child in node.children.values() if self._watch.num_waiting(child)]
             waiting.sort(key=self._watch.num_waiting)
             stack += [(child, False) for child in waiting]

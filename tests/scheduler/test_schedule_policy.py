@@ -7,6 +7,7 @@ import pytest
 from millstream.common.config import SCHEDULE_POLICIES
 from millstream.scheduler.page_pool import PagePool
 from millstream.scheduler.req import Req
+from millstream.scheduler.schedule_policy import CHEAP_WALK, MAX_REUSES, DepthFirstOrder
 from millstream.scheduler.scheduler_config import SchedulerConfig
 from millstream.scheduler.waiting_queue import WaitingQueue
 from tests.scheduler.admission_set_up import cache, make_req, random_prompt
@@ -135,6 +136,24 @@ def test_dfs_weight_loses_nobody_when_prefixes_are_evicted_or_split() -> None:
         if rng.random() < 0.3:
             pool.allocator.free(pool.tree_cache.evict(rng.randrange(20)))
         assert len({req.rid for req in queue.candidates(1, [])}) == i + 1
+
+
+def test_dfs_weight_does_not_walk_a_wide_tree_anew_in_every_step() -> None:
+    pool = PagePool(4000, 4)
+    queue = make_queue("dfs-weight", pool)
+    for i in range(1000):
+        cache(pool, [i] * 4)
+        queue.add(make_req(0, rid=f"r{i}", arrival=float(i), token_ids=[i] * 6), 0)
+    walks: list[str] = []
+    for _ in range(2 * (MAX_REUSES + 1)):
+        walks.append(next(queue.candidates(1, [])).rid)
+        queue.remove(next(queue.candidates(1, [])))
+        assert len({req.rid for req in queue.candidates(1, [])}) == len(queue)
+    assert len(set(walks)) == len(walks)
+    policy = queue._policy
+    assert isinstance(policy, DepthFirstOrder)
+    assert policy._num_looked_at > CHEAP_WALK
+    assert policy._num_reuses > 0
 
 
 def test_dfs_weight_serves_by_arrival_those_whose_prefix_was_evicted_a_moment_ago() -> None:
