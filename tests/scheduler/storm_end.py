@@ -11,13 +11,16 @@ from tests.scheduler.harness import VOCAB_SIZE, Client
 from tests.scheduler.storm import Storm
 from tests.scheduler.storm_set_up import Ask
 
+STEPS_OF_A_REQUEST = 500  # alone in the pool: more than it needs
 
-def finish(storm: Storm, *, is_aborted: bool = False, max_steps: int = 3000) -> None:
+
+def finish(storm: Storm, *, is_aborted: bool = False) -> None:
     """Abort everything, or let it run to its end; then `check_end`."""
     if storm.state.is_paused:
         storm.go_on()
     if is_aborted:
         storm.abort(list(storm.asked))
+    max_steps = STEPS_OF_A_REQUEST * (1 + len(storm.state.requests))
     while storm.state.requests or storm.harness.results:
         storm.steps(1)
         max_steps -= 1
