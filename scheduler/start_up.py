@@ -18,6 +18,7 @@ from ..common.messages import LoadProgress, SchedulerReady, TextEnded, WorkerRea
 from .scheduler_config import SchedulerConfig
 
 SAME_NAMES = (  # fields of SchedulerConfig that are flags
+    "chunked_prefill_size",
     "max_prefill_tokens",
     "schedule_policy",
     "schedule_ageing_steps",
@@ -90,7 +91,6 @@ def scheduler_config(args: ServerArgs, workers: list[WorkerReady]) -> SchedulerC
         vocab_size=first.vocab_size,
         context_len=first.context_len,
         max_running_requests=min(args.max_running_requests, *(worker.max_running_requests for worker in workers)),
-        chunked_prefill_size=args.chunked_prefill_size or 512,
         random_seed=args.random_seed or 0,
         **{name: getattr(args, name) for name in SAME_NAMES},
     )
