@@ -289,7 +289,8 @@ class Storm:
         self.harness.now += seconds
 
     def look(self) -> None:
-        """A load snapshot is taken: its gauges are within their bounds."""
+        """A load snapshot is taken, as by an idle server after its check: its gauges are within their bounds."""
+        self.harness.scheduler.check_when_idle()
         snapshot = self.harness.scheduler.take_snapshot(self.harness.now)
         assert 0 <= snapshot.num_used_tokens <= snapshot.max_total_num_tokens
         assert 0 <= snapshot.num_cached_tokens <= snapshot.max_total_num_tokens - snapshot.num_used_tokens
