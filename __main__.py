@@ -13,8 +13,14 @@ COMMANDS = {
         "millstream.tokenizer_manager.explain_command:main",
         "show what became of a request, and why it waited",
     ),
-    "replay": ("millstream.scheduler.replay_command:main", "check a recorded schedule against this scheduler"),
-    "simulate": ("millstream.scheduler.simulate_command:main", "try policies on a load in virtual time"),
+    "replay": (
+        "millstream.scheduler.recording.replay_command:main",
+        "check a recorded schedule against this scheduler",
+    ),
+    "simulate": (
+        "millstream.scheduler.simulation.simulation.simulate_command:main",
+        "try policies on a load in virtual time",
+    ),
     "bench": ("millstream.tokenizer_manager.bench_command:main", "measure a running OpenAI-compatible server"),
 }
 

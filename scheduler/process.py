@@ -12,7 +12,7 @@ from ..common.channel import Hub
 from ..common.config import ChildConfig, ServerArgs
 from ..common.messages import BatchResult, StepAck
 from .load import SnapshotClock
-from .schedule_recorder import make_scheduler
+from .recording.schedule_recorder import make_scheduler
 from .scheduler import Scheduler
 from .start_up import Links, open_links, ready_message, scheduler_config, wait_for_workers
 from .watchdog import Watchdog
@@ -61,7 +61,7 @@ class SchedulerProcess:
         """Until something arrives, or the next snapshot or time limit is due."""
         now = time.monotonic()
         seconds, deadline = self.snapshot_clock.seconds_left(now), self.scheduler.next_deadline()
-        if deadline is not None:
+        if deadline is not None and not self._is_full:
             seconds = max(0.0, min(seconds, deadline - now))
         self.hub.wait(int(seconds * 1000) + 1)
 

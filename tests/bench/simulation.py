@@ -24,16 +24,16 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from millstream.scheduler.cost_fit import fit_cost_model, fit_errors
-from millstream.scheduler.cost_model import CostModel, encode_cost_model, load_cost_model
-from millstream.scheduler.recorded_steps import read_steps
-from millstream.scheduler.recording import read_recording
+from millstream.scheduler.recording.recording import read_recording
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig
-from millstream.scheduler.simulation import Simulation
-from millstream.scheduler.simulation_metrics import Report
-from millstream.scheduler.token_stream import Segment
-from millstream.scheduler.workload import SimulatedRequest, Trace
+from millstream.scheduler.simulation.cost_fit import fit_cost_model, fit_errors
+from millstream.scheduler.simulation.cost_model import CostModel, encode_cost_model, load_cost_model
+from millstream.scheduler.simulation.metrics import Report
+from millstream.scheduler.simulation.recorded_steps import read_steps
+from millstream.scheduler.simulation.simulation import Simulation
+from millstream.scheduler.simulation.token_stream import Segment
+from millstream.scheduler.simulation.workload import SimulatedRequest, Trace
 from millstream.tokenizer_manager.bench_client import Load, Sample, run_load
 from millstream.tokenizer_manager.bench_command import make_report
 from tests.e2e.server_process import serving

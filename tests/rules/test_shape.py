@@ -2,6 +2,7 @@
 
 import ast
 import statistics
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,12 @@ def test_no_function_changes_a_global() -> None:
 def test_only_the_root_is_a_regular_package() -> None:
     found = {name_of(path) for path in ROOT.rglob("__init__.py") if not {".venv", "build"} & set(path.parts)}
     assert found - {".pkg/millstream/__init__.py"} == {"__init__.py"}
+
+
+def test_every_folder_with_code_is_in_the_wheel() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {".".join(("millstream", *path.parent.relative_to(ROOT).parts)) for path in product_files()}
+    assert set(listed) == folders
 
 
 def test_every_top_level_folder_of_the_design_is_there() -> None:

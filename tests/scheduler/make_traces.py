@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.common.messages import ContinueGenerationReqInput, FlushCacheReqInput, PauseGenerationReqInput
-from millstream.scheduler.schedule_recorder import RecordedScheduler, ScheduleRecorder
+from millstream.scheduler.recording.schedule_recorder import RecordedScheduler, ScheduleRecorder
 from tests.scheduler.harness import VOCAB_SIZE, Harness
 
 TRACES = Path(__file__).parent / "traces"

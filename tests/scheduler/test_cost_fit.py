@@ -6,17 +6,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from millstream.scheduler.cost_fit import FitError, fit_cost_model, fit_errors
-from millstream.scheduler.cost_model import CostModel, Efficiency, Overheads, StepCosts, Surroundings, load_cost_model
-from millstream.scheduler.distribution import parse_lengths
-from millstream.scheduler.non_negative_least_squares import FloatArray, non_negative_least_squares
-from millstream.scheduler.recorded_steps import RecordedRun, read_steps
-from millstream.scheduler.recording import read_recording
-from millstream.scheduler.schedule_recorder import RecordedScheduler, ScheduleRecorder
+from millstream.scheduler.recording.recording import read_recording
+from millstream.scheduler.recording.schedule_recorder import RecordedScheduler, ScheduleRecorder
 from millstream.scheduler.scheduler_config import SchedulerConfig
-from millstream.scheduler.simulation import Simulation
-from millstream.scheduler.step_shape import StepShape
-from millstream.scheduler.workload import Trace, Workload, make_trace
+from millstream.scheduler.simulation.cost_fit import FitError, fit_cost_model, fit_errors
+from millstream.scheduler.simulation.cost_model import (
+    CostModel,
+    Efficiency,
+    Overheads,
+    StepCosts,
+    Surroundings,
+    load_cost_model,
+)
+from millstream.scheduler.simulation.distribution import parse_lengths
+from millstream.scheduler.simulation.non_negative_least_squares import FloatArray, non_negative_least_squares
+from millstream.scheduler.simulation.recorded_steps import RecordedRun, read_steps
+from millstream.scheduler.simulation.simulation import Simulation
+from millstream.scheduler.simulation.step_shape import StepShape
+from millstream.scheduler.simulation.workload import Trace, Workload, make_trace
 
 BASE = load_cost_model("smollm2_cpu")
 TRUE = msgspec.structs.replace(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream.scheduler.cost_model import (
+from millstream.scheduler.simulation.cost_model import (
     CostModel,
     CostModelError,
     StepCosts,
@@ -15,7 +15,7 @@ from millstream.scheduler.cost_model import (
     load_cost_model,
     packaged_names,
 )
-from millstream.scheduler.step_shape import StepShape
+from millstream.scheduler.simulation.step_shape import StepShape
 
 PLAIN: dict[str, Any] = {
     "description": "round numbers",

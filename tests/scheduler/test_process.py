@@ -39,8 +39,8 @@ from millstream.common.process import read_cause, start_child
 from millstream.common.run_dir import create_run_dir, leave_run_dir
 from millstream.common.sampling_params import SamplingParams
 from millstream.scheduler.process import SchedulerProcess
-from millstream.scheduler.recording import read_recording
-from millstream.scheduler.replay import replay
+from millstream.scheduler.recording.recording import read_recording
+from millstream.scheduler.recording.replay import replay
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.start_up import open_links, scheduler_config
 from tests.scheduler.fake_worker import VOCAB_SIZE, reference_outputs

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from millstream.common.messages import ExplainReqInput, ExplainReqOutput
-from millstream.scheduler.recording import Decision, Event, read_recording
-from millstream.scheduler.replay import Difference, replay
-from millstream.scheduler.replay_command import main
+from millstream.scheduler.recording.recording import Decision, Event, read_recording
+from millstream.scheduler.recording.replay import Difference, replay
+from millstream.scheduler.recording.replay_command import main
 from tests.scheduler.make_traces import SCENARIOS, TRACES, RecordedHarness, lpm, storm
 
 CONFIGS: tuple[dict[str, Any], ...] = (
@@ -43,7 +43,7 @@ def test_a_stored_trace_is_decided_as_it_was(path: Path) -> None:
 
 
 def test_no_decision_depends_on_the_hash_seed() -> None:
-    code = "import sys; from millstream.scheduler.replay_command import main; sys.exit(max(main([a]) for a in sys.argv[1:]))"
+    code = "import sys; from millstream.scheduler.recording.replay_command import main; sys.exit(max(main([a]) for a in sys.argv[1:]))"
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code, *map(str, sorted(TRACES.glob("*.jsonl")))],

@@ -114,6 +114,7 @@ def test_a_request_without_memory_is_passed_only_by_one_that_ends_before_it_coul
     started = [new_req.rid for batch in harness.batches for new_req in batch.new_reqs]
     assert started == ["running", "short", "big", "long"]
 
+
 def test_a_row_is_used_again_with_a_higher_generation() -> None:
     harness = Harness(max_running_requests=1)
     for i in range(3):

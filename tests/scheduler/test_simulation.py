@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from millstream.common.messages import ScheduleBatch
-from millstream.scheduler.cost_model import CostModel, Overheads, StepCosts, load_cost_model
-from millstream.scheduler.distribution import parse_lengths
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig
-from millstream.scheduler.simulation import Simulation
-from millstream.scheduler.simulation_metrics import Measurements, Report
-from millstream.scheduler.step_shape import StepShape
-from millstream.scheduler.workload import SimulatedRequest, Trace, Workload, make_trace
+from millstream.scheduler.simulation.cost_model import CostModel, Overheads, StepCosts, load_cost_model
+from millstream.scheduler.simulation.distribution import parse_lengths
+from millstream.scheduler.simulation.metrics import Measurements, Report
+from millstream.scheduler.simulation.simulation import Simulation
+from millstream.scheduler.simulation.step_shape import StepShape
+from millstream.scheduler.simulation.workload import SimulatedRequest, Trace, Workload, make_trace
 
 COSTS = load_cost_model("h200")
 

@@ -7,7 +7,7 @@ from millstream.common.finish_reason import FINISH_ABORT, FINISH_LENGTH, FinishR
 from millstream.common.messages import BatchTokenIDOutput, RequestEnd, RequestStats, pack_int32
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig
-from millstream.scheduler.simulation_metrics import Measurements, Report, spread
+from millstream.scheduler.simulation.metrics import Measurements, Report, spread
 
 STATS = RequestStats(prompt_tokens=10, cached_tokens=0, num_retractions=0)
 DONE = FINISH_LENGTH(1)

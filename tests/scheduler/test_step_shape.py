@@ -4,7 +4,7 @@ import numpy as np
 
 from millstream.common.messages import NewReq, PageColumns, ScheduleBatch, pack_int32
 from millstream.common.sampling_params import SamplingParams
-from millstream.scheduler.step_shape import RowLengths, StepShape
+from millstream.scheduler.simulation.step_shape import RowLengths, StepShape
 
 
 def batch(

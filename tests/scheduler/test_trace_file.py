@@ -7,13 +7,13 @@ import pytest
 
 from millstream.common.messages import TextEnded, TokenizedGenerateReqInput, pack_int32
 from millstream.common.sampling_params import SamplingParams
-from millstream.scheduler.cost_model import load_cost_model
-from millstream.scheduler.distribution import parse_lengths
-from millstream.scheduler.schedule_recorder import RecordedScheduler, ScheduleRecorder
+from millstream.scheduler.recording.schedule_recorder import RecordedScheduler, ScheduleRecorder
 from millstream.scheduler.scheduler_config import SchedulerConfig
-from millstream.scheduler.simulation import Simulation
-from millstream.scheduler.trace_file import TraceError, read_trace
-from millstream.scheduler.workload import Trace, Workload, make_trace
+from millstream.scheduler.simulation.cost_model import load_cost_model
+from millstream.scheduler.simulation.distribution import parse_lengths
+from millstream.scheduler.simulation.simulation import Simulation
+from millstream.scheduler.simulation.trace_file import TraceError, read_trace
+from millstream.scheduler.simulation.workload import Trace, Workload, make_trace
 from tests.scheduler.test_workload import common_len, ids
 
 COSTS = load_cost_model("smollm2_cpu")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.scheduler.distribution import arrival_times, parse_lengths, zipf_choices
-from millstream.scheduler.token_stream import Segment, prompt_ids, token_ids
-from millstream.scheduler.workload import SimulatedRequest, Workload, make_trace
+from millstream.scheduler.simulation.distribution import arrival_times, parse_lengths, zipf_choices
+from millstream.scheduler.simulation.token_stream import Segment, prompt_ids, token_ids
+from millstream.scheduler.simulation.workload import SimulatedRequest, Workload, make_trace
 
 VOCAB_SIZE = 32000
 

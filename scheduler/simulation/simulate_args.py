@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..common.command_line import Parser, add_flags
-from ..common.config import (
+from ...common.command_line import Parser, add_flags
+from ...common.config import (
     SCHEDULE_POLICIES,
     ConfigError,
     Flag,

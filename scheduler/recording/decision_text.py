@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ..common.messages import (
+from ...common.messages import (
     BatchTokenIDOutput,
     ControlReqOutput,
     NewReq,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..common.command_line import Parser
-from ..common.config import ConfigError
+from ...common.command_line import Parser
+from ...common.config import ConfigError
 from .recording import Recording, RecordingError, read_recording
 from .replay import ReplayReport, replay
 

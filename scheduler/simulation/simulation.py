@@ -11,12 +11,12 @@ from collections import deque
 from functools import partial
 from typing import NamedTuple
 
-from ..common.messages import BatchResult, TokenizedGenerateReqInput
-from ..common.sampling_params import SamplingParams
+from ...common.messages import BatchResult, TokenizedGenerateReqInput
+from ...common.sampling_params import SamplingParams
+from ..scheduler import Scheduler
 from .cost_model import CostModel, StepCosts
-from .scheduler import Scheduler
+from .metrics import Measurements
 from .simulated_worker import SimulatedWorker
-from .simulation_metrics import Measurements
 from .workload import Trace
 
 SNAPSHOT_TURNS = 4096  # the scheduler's observations are fetched so often

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .. import __version__
-from ..common.links import ControlReply, ToScheduler
-from ..common.messages import (
+from ... import __version__
+from ...common.links import ControlReply, ToScheduler
+from ...common.messages import (
     BatchResult,
     BatchTokenIDOutput,
     ControlReqOutput,
@@ -20,9 +20,9 @@ from ..common.messages import (
     ScheduleBatch,
     TextEnded,
 )
+from ..scheduler import Scheduler
+from ..scheduler_config import SchedulerConfig
 from .recording import encode_decision, encode_event, encode_header
-from .scheduler import Scheduler
-from .scheduler_config import SchedulerConfig
 
 BUFFER_BYTES = 1 << 18
 

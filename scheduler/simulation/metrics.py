@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.finish_reason import FINISH_ABORT
-from ..common.messages import BatchTokenIDOutput, LoadSnapshot
+from ...common.finish_reason import FINISH_ABORT
+from ...common.messages import BatchTokenIDOutput, LoadSnapshot
 from .step_shape import read_int32
 
 FloatArray = NDArray[np.float64]

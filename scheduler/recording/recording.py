@@ -19,10 +19,10 @@ from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
-from ..common.links import ToScheduler
-from ..common.messages import BatchResult, BatchTokenIDOutput, ControlReqOutput, ScheduleBatch, TextEnded
+from ...common.links import ToScheduler
+from ...common.messages import BatchResult, BatchTokenIDOutput, ControlReqOutput, ScheduleBatch, TextEnded
+from ..scheduler_config import SchedulerConfig
 from .message_json import PlainError, from_plain, to_plain
-from .scheduler_config import SchedulerConfig
 
 FORMAT = 1
 EVENT_TYPES = {"handle": ToScheduler | TextEnded, "result": BatchResult, "plan": None, "snapshot": None, "check": None}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from .simulation_metrics import Report
+from .metrics import Report
 
 COLUMNS = (
     ("policy", lambda report: report.policy),

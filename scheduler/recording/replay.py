@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..common.messages import BatchResult, BatchTokenIDOutput, ControlReqOutput, ScheduleBatch
+from ...common.messages import BatchResult, BatchTokenIDOutput, ControlReqOutput, ScheduleBatch
+from ..scheduler import Scheduler
 from .decision_text import RowNames, differing_items, in_words
 from .message_json import to_plain
 from .recording import Decided, Decision, Event, Recording
-from .scheduler import Scheduler
 
 
 class Difference(NamedTuple):

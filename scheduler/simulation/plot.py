@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .simulation_metrics import Report
+from .metrics import Report
 
 NUM_POINTS = 400  # of a curve
 SIZE_INCHES = (11, 7)

@@ -10,21 +10,21 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ..common.config import ConfigError, ServerArgs
-from ..common.messages import KVGroup, WorkerReady
+from ...common.config import ConfigError, ServerArgs
+from ...common.messages import KVGroup, WorkerReady
+from ..recording.recording import RecordingError, read_recording
+from ..scheduler import Scheduler
+from ..scheduler_config import SchedulerConfig
+from ..start_up import scheduler_config
 from .cost_fit import FitError, fit_cost_model, fit_errors
 from .cost_model import CostModel, CostModelError, encode_cost_model, load_cost_model, packaged_names
 from .distribution import Int64Array, Lengths, parse_lengths
+from .metrics import Measurements, Report
+from .plot import PlotError, check_matplotlib, write_plot
 from .recorded_steps import read_steps
-from .recording import RecordingError, read_recording
-from .scheduler import Scheduler
-from .scheduler_config import SchedulerConfig
+from .report import json_lines, table
 from .simulate_args import SimulateArgs, parse_simulate_args, policies_of
 from .simulation import Simulation, SimulationError
-from .simulation_metrics import Measurements, Report
-from .simulation_plot import PlotError, check_matplotlib, write_plot
-from .simulation_report import json_lines, table
-from .start_up import scheduler_config
 from .trace_file import TraceError, read_trace
 from .workload import Trace, Workload, make_trace
 

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..common.messages import BatchResult, ScheduleBatch, TokenizedGenerateReqInput
-from .recording import Entry, Event
+from ...common.messages import BatchResult, ScheduleBatch, TokenizedGenerateReqInput
+from ..recording.recording import Entry, Event
 from .step_shape import RowLengths, StepShape, read_int32
 
 

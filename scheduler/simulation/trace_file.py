@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from ..common.messages import BatchTokenIDOutput, TextEnded, TokenizedGenerateReqInput, pack_int32, unpack_int32
+from ...common.messages import BatchTokenIDOutput, TextEnded, TokenizedGenerateReqInput, pack_int32, unpack_int32
+from ..recording.recording import RecordingError, read_recording
 from .distribution import LONGEST
-from .recording import RecordingError, read_recording
 from .token_stream import Segment
 from .workload import SimulatedRequest, Trace
 

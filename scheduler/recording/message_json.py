@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from ..common.messages import pack_int32, unpack_int32
+from ...common.messages import pack_int32, unpack_int32
 
 MIN_REPEATS = 4  # of one number, to be written as "7*256"
 MAX_REPEATS = 2**24
