@@ -18,7 +18,7 @@ COMMANDS = {
         "check a recorded schedule against this scheduler",
     ),
     "simulate": (
-        "millstream.scheduler.simulation.simulation.simulate_command:main",
+        "millstream.scheduler.simulation.simulate_command:main",
         "try policies on a load in virtual time",
     ),
     "bench": ("millstream.tokenizer_manager.bench_command:main", "measure a running OpenAI-compatible server"),

@@ -14,7 +14,7 @@ from millstream.scheduler.scheduler_config import SchedulerConfig
 from millstream.scheduler.simulation.cost_model import load_cost_model
 from millstream.scheduler.simulation.distribution import parse_lengths
 from millstream.scheduler.simulation.simulation import Simulation
-from millstream.scheduler.simulation.simulation.simulate_command import main
+from millstream.scheduler.simulation.simulate_command import main
 from millstream.scheduler.simulation.workload import Workload, make_trace
 
 SMALL = ["--num-requests", "40", "--request-rate", "20", "--output-len", "uniform:1:20", "--input-len", "64"]
@@ -84,7 +84,7 @@ def test_the_plot_is_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_without_matplotlib_only_a_plot_fails_and_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from millstream.scheduler.simulation.simulation.simulate_command import main\n"
+        "from millstream.scheduler.simulation.simulate_command import main\n"
         "print(main(sys.argv[1:]), main([*sys.argv[1:], '--plot', 'x.png']))"
     )
     root = Path(__file__).parent.parent.parent
