@@ -14,22 +14,28 @@ class DecodeBatch(NamedTuple):
 
 
 def get_decode_batch(state: SchedulerState) -> DecodeBatch:
-    """The running requests that decode in this step, with `decode_width` slots each.
+    """The running requests that decode in the next step, with `decode_width` slots each.
 
     Pages may be short while those of ending requests are not back: rows that get none sit the step out.
     """
-    width, grow = state.config.decode_width, state.pool.grow
-    reqs, with_new_pages = [], []
+    width, step = state.config.decode_width, state.next_step
+    reqs, without_room = [], []
     for req in state.running_batch.values():
-        if req.num_left_to_plan > 0:
+        num_left = req.num_left_to_plan
+        if num_left > 0:
             kv_len = req.kv_allocated_len + width
-            if kv_len <= req.num_slots:
-                req.kv_allocated_len = kv_len
-            elif grow(req, kv_len):
-                with_new_pages.append(req)
-            else:
+            if kv_len > req.num_slots:
+                without_room.append(req)
                 continue
+            req.kv_allocated_len = kv_len
+            req.num_left_to_plan = num_left - 1
+            req.last_step = step
             reqs.append(req)
+    with_new_pages = state.pool.grow_each(without_room, width)
+    for req in with_new_pages:
+        req.num_left_to_plan -= 1
+        req.last_step = step
+    reqs += with_new_pages
     if reqs:
         state.new_token_ratio.on_decode_step()
     return DecodeBatch(reqs, with_new_pages)

@@ -96,8 +96,7 @@ class EvictionHeap(Generic[RunT]):
         self._runs[self._num_pushed] = run
         run.heap_key = key << NUMBER_BITS | self._num_pushed
         heapq.heappush(self._entries, run.heap_key)
-        if len(self._entries) > 2 * len(self._runs):
-            self._drop_replaced()
+        self._drop_replaced()
 
     def pop(self) -> RunT | None:
         """Take out the evictable run with the least key; None when there is none."""
@@ -108,11 +107,14 @@ class EvictionHeap(Generic[RunT]):
                 continue  # replaced
             run.heap_key = None
             if run.is_evictable and self._policy(run) == entry >> NUMBER_BITS:
+                self._drop_replaced()
                 return run
             self.push(run)  # later, or when it is evictable again
         return None
 
     def _drop_replaced(self) -> None:
-        """Keep the heap in proportion to the runs in it; the pushes that replaced have paid for it."""
+        """Keep the heap in proportion to the runs in it; the pushes and pops since the last time have paid for it."""
+        if len(self._entries) <= 2 * len(self._runs):
+            return
         self._entries = [run.heap_key for run in self._runs.values() if run.heap_key is not None]
         heapq.heapify(self._entries)

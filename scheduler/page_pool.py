@@ -56,6 +56,14 @@ class PagePool:
         req.kv_allocated_len = kv_len
         return True
 
+    def grow_each(self, reqs: list[Req], num_tokens: int) -> list[Req]:
+        """Give each of `reqs` room for `num_tokens` more; returns those that got it: the first ones when pages are short."""
+        num_pages = sum(self.num_pages_for(req.kv_allocated_len + num_tokens) - len(req.page_ids) for req in reqs)
+        short = num_pages - self.allocator.num_free_pages
+        if short > 0:
+            self.allocator.free(self.tree_cache.evict(short))  # at once: cheaper than page by page
+        return [req for req in reqs if self.grow(req, req.kv_allocated_len + num_tokens)]
+
     def cache_unfinished_req(self, req: Req) -> None:
         """Let the tree have the whole pages that are committed since the last call; the request goes on using them.
 

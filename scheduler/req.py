@@ -8,6 +8,7 @@ from ..common.messages import TokenizedGenerateReqInput
 from .radix_tree import TreeNode
 
 NO_ROW = -1
+NO_STEP = -1
 
 
 class Range(NamedTuple):
@@ -61,7 +62,9 @@ class Req:
         "kv_allocated_len",
         "kv_committed_len",
         "last_node",
+        "last_step",
         "matched_len",
+        "max_len",
         "max_new_tokens",
         "message",
         "namespace",
@@ -70,7 +73,6 @@ class Req:
         "num_retractions",
         "num_sent_pages",
         "num_slots",
-        "num_steps_in_flight",
         "num_tree_pages",
         "num_waited_steps",
         "page_ids",
@@ -96,6 +98,7 @@ class Req:
         self.token_ids = token_ids
         self.prompt_len = len(token_ids)
         self.max_new_tokens = max_new_tokens
+        self.max_len = len(token_ids) + max_new_tokens
         params = message.sampling_params
         ends = () if params.ignore_eos else (*message.eos_token_ids, *params.stop_token_ids)
         self.end_token_ids = frozenset(ends)
@@ -126,7 +129,7 @@ class Req:
         self.num_sent_pages = 0
         self.last_node: TreeNode | None = None
         self.is_private = False  # another request was first to cache the same pages: ours enter the tree at the end
-        self.num_steps_in_flight = 0
+        self.last_step = NO_STEP
         self.num_left_to_plan = self.max_new_tokens - self.num_outputs
 
     def move_to(self, status: ReqStatus) -> None:

@@ -49,7 +49,7 @@ def check_queue(state: SchedulerState) -> Iterator[str]:
         if req.arrival < last_arrival:
             yield f"request {req.rid} waits behind one that came later"
         last_arrival = req.arrival
-        if req.row != NO_ROW or req.num_steps_in_flight or req.num_sent_pages:
+        if req.row != NO_ROW or state.is_in_flight(req) or req.num_sent_pages:
             yield f"request {req.rid} waits, and holds row {req.row}"
     if queue.num_tokens != num_tokens:
         yield f"the queue counts {queue.num_tokens} tokens, not {num_tokens}"
@@ -83,11 +83,11 @@ def check_steps(state: SchedulerState) -> Iterator[str]:
 
 def check_reqs(state: SchedulerState) -> Iterator[str]:
     """The lengths of each request with a row follow from its tokens and the steps in flight."""
-    num_steps: Counter[Req] = Counter()
+    last_step: dict[Req, int] = {}
     num_samples: Counter[Req] = Counter()
     num_slots: Counter[Req] = Counter()
     for step in state.in_flight:
-        num_steps.update((*step.extends, *step.decodes))
+        last_step.update(dict.fromkeys((*step.extends, *step.decodes), step.step))
         for req, does_sample in zip(step.extends, step.extend_samples, strict=True):
             num_samples[req] += does_sample
             num_slots[req] += does_sample
@@ -95,8 +95,8 @@ def check_reqs(state: SchedulerState) -> Iterator[str]:
             num_samples[req] += 1
             num_slots[req] += step.decode_width
     for req in with_row(state):
-        if req.num_steps_in_flight != num_steps[req]:
-            yield f"request {req.rid}: {req.num_steps_in_flight} steps in flight, not {num_steps[req]}"
+        if req.last_step != last_step.get(req, req.last_step) or state.is_in_flight(req) != (req in last_step):
+            yield f"request {req.rid}: step {req.last_step} is its last one, not {last_step.get(req)}"
         if req.status is not ReqStatus.ENDING:
             yield from _check_lens(req, state.pool.page_size)
             yield from _check_plan(req, num_samples[req], num_slots[req], state.pool.page_size)

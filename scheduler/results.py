@@ -1,11 +1,15 @@
 """What a step's result does to its requests: tokens are added one by one, and the one that ends a request is the last."""
 
+from itertools import groupby
+
 from ..common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_TOKEN, FinishReason
 from ..common.messages import ROW_ERROR, BatchResult
 from .output import abort_reason
 from .req import Req, ReqStatus
 from .schedule_batch import ProtocolError, ResultColumns, StepInFlight, read_result
 from .scheduler_state import SchedulerState
+
+LIVE = (ReqStatus.RUNNING, ReqStatus.PREFILLING)
 
 
 def process_batch_result(state: SchedulerState, result: BatchResult) -> None:
@@ -16,124 +20,116 @@ def process_batch_result(state: SchedulerState, result: BatchResult) -> None:
     columns = read_result(in_flight, result)
     state.stats.on_step(result.step_seconds)
     state.chunk_size.on_step(in_flight.num_prefill_tokens, len(in_flight.decodes), result.step_seconds)
-    outputs = NewOutputs()
-    start = _process_extends(state, in_flight, columns, outputs)
-    _process_decodes(state, in_flight, columns, outputs, start)
-    state.output.add_tokens(outputs.reqs, outputs.counts, outputs.token_ids)
+    ended_before = [req for req in state.ending.values() if req.last_step == in_flight.step]
+    _fail_rows(state, in_flight, columns)
+    num_first_tokens = _process_extends(state, in_flight, columns)
+    _process_decodes(state, in_flight, columns, num_first_tokens)
+    for req in ended_before:
+        state.release_ended(req)
 
 
-class NewOutputs:
-    """The tokens of a result that count, for the detokenizer."""
-
-    def __init__(self) -> None:
-        self.reqs: list[Req] = []
-        self.counts: list[int] = []
-        self.token_ids: list[int] = []
-
-    def append(self, req: Req, new_ids: list[int]) -> None:
-        """The next tokens of `req`."""
-        self.reqs.append(req)
-        self.counts.append(len(new_ids))
-        self.token_ids += new_ids
+def _fail_rows(state: SchedulerState, in_flight: StepInFlight, columns: ResultColumns) -> None:
+    """End the requests whose row failed: their other columns say nothing."""
+    if not any(columns.flags):
+        return
+    for req, flag in zip([*in_flight.extends, *in_flight.decodes], columns.flags, strict=True):
+        if flag & ROW_ERROR and req.status in LIVE:
+            message = columns.errors.get(req.row, "The model failed on this request.")
+            state.end(req, abort_reason(message, 500))
 
 
-def _process_extends(
-    state: SchedulerState, in_flight: StepInFlight, columns: ResultColumns, outputs: NewOutputs
-) -> int:
-    """The prefill rows; returns where in `token_ids` the decode rows begin."""
+def _process_extends(state: SchedulerState, in_flight: StepInFlight, columns: ResultColumns) -> int:
+    """The prefill rows; returns how many tokens they brought."""
     start = 0
     for index, req in enumerate(in_flight.extends):
-        count, samples = columns.counts[index], in_flight.extend_samples[index]
+        count = columns.counts[index]
         new_ids = columns.token_ids[start : start + count]
         start += count
-        req.num_steps_in_flight -= 1
-        if req.status is ReqStatus.ENDING:
-            if req.num_steps_in_flight == 0:
-                state.release_ended(req)
+        if req.status not in LIVE:
             continue
-        if columns.flags[index] & ROW_ERROR:
-            _fail(state, req, columns)
-            continue
-        if count != samples:
+        if count != in_flight.extend_samples[index]:
             raise _wrong_count(in_flight, req, count)
         req.kv_committed_len = in_flight.extend_ends[index]
-        if samples:
-            _process_first_tokens(state, req, new_ids, outputs)
+        if count:
+            _process_first_token(state, req, new_ids[0])
         else:
             state.pool.cache_unfinished_req(req)
     return start
 
 
-def _process_first_tokens(state: SchedulerState, req: Req, new_ids: list[int], outputs: NewOutputs) -> None:
+def _process_first_token(state: SchedulerState, req: Req, token_id: int) -> None:
     """The prompt is computed (anew, after a retraction), and its next token is here."""
     del state.prefilling[req.rid]
     if req.num_outputs == 0:
         state.note(req, "first_token")
     state.output.add_start(req)
-    end = _append_tokens(req, new_ids)
-    outputs.append(req, new_ids)
+    state.output.add_tokens([req], [1], [token_id])
+    req.token_ids.append(token_id)
     state.pool.cache_unfinished_req(req)
+    end = _find_end(req, token_id)
     if end is not None:
         state.end(req, end)
 
 
 def _process_decodes(
-    state: SchedulerState, in_flight: StepInFlight, columns: ResultColumns, outputs: NewOutputs, start: int
+    state: SchedulerState, in_flight: StepInFlight, columns: ResultColumns, num_first_tokens: int
 ) -> None:
-    """The decode rows. This runs once for every token of the server, so calls are few and attributes are read once."""
-    page_size, width = state.pool.page_size, in_flight.decode_width
-    first = len(in_flight.extends)
-    token_ids = columns.token_ids
-    add_req, add_count, add_ids = outputs.reqs.append, outputs.counts.append, outputs.token_ids.extend
-    for req, count, flag in zip(in_flight.decodes, columns.counts[first:], columns.flags[first:], strict=True):
-        new_ids = token_ids[start : start + count]
-        start += count
-        req.num_steps_in_flight -= 1
-        if req.status is ReqStatus.ENDING:
-            if req.num_steps_in_flight == 0:
-                state.release_ended(req)
+    """The decode rows. This runs once for every token of the server: few calls, and no attribute is read twice."""
+    width, page_size = in_flight.decode_width, state.pool.page_size
+    counts, token_ids = columns.counts[len(in_flight.extends) :], columns.token_ids[num_first_tokens:]
+    owners = _owners_of_tokens(in_flight, counts)
+    late = set()  # indexes of the tokens whose request had ended before
+    for index, (req, token_id) in enumerate(zip(owners, token_ids, strict=True)):
+        if req.status is not ReqStatus.RUNNING:
+            late.add(index)
             continue
-        if flag & ROW_ERROR:
-            _fail(state, req, columns)
-            continue
-        if not 0 < count <= width:
-            raise _wrong_count(in_flight, req, count)
-        end = _append_tokens(req, new_ids)
-        add_req(req)
-        add_count(len(new_ids))
-        add_ids(new_ids)
-        if width > 1:
-            req.kv_allocated_len -= width - count
-            req.num_left_to_plan -= count - 1
-        kv_len = req.kv_committed_len = len(req.token_ids) - 1
-        if kv_len % page_size < count:
-            state.pool.cache_unfinished_req(req)
-        if end is not None:
-            state.end(req, end)
-
-
-def _append_tokens(req: Req, new_ids: list[int]) -> FinishReason | None:
-    """Add outputs up to the one that ends the request (`new_ids` is cut there); returns how it ends, if it does."""
-    known_ids, max_len = req.token_ids, req.prompt_len + req.max_new_tokens
-    old_len = len(known_ids)
-    end: FinishReason
-    for token_id in new_ids:
+        known_ids = req.token_ids
+        kv_len = req.kv_committed_len = len(known_ids)
         known_ids.append(token_id)
-        if token_id in req.end_token_ids:
-            end = FINISH_MATCHED_TOKEN(token_id)
-            break
-        if len(known_ids) >= max_len:
-            end = FINISH_LENGTH(req.max_new_tokens)
-            break
+        if kv_len % page_size == 0:
+            state.pool.cache_unfinished_req(req)
+        if token_id in req.end_token_ids or kv_len + 1 >= req.max_len:
+            end = _find_end(req, token_id)
+            assert end is not None
+            state.end(req, end)
+    if width > 1:
+        _give_back_reserve(in_flight, counts)
+    if late:
+        owners = [req for index, req in enumerate(owners) if index not in late]
+        token_ids = [token_id for index, token_id in enumerate(token_ids) if index not in late]
+    if width == 1:
+        state.output.add_tokens(owners, [1] * len(owners), token_ids)
     else:
-        return None
-    del new_ids[len(known_ids) - old_len :]
-    return end
+        groups = [(req, len(list(tokens))) for req, tokens in groupby(owners)]
+        state.output.add_tokens([req for req, _ in groups], [count for _, count in groups], token_ids)
 
 
-def _fail(state: SchedulerState, req: Req, columns: ResultColumns) -> None:
-    message = columns.errors.get(req.row, "The model failed on this request.")
-    state.end(req, abort_reason(message, 500))
+def _owners_of_tokens(in_flight: StepInFlight, counts: list[int]) -> list[Req]:
+    """The request of each token of the decode rows; ProtocolError for a row with too few or too many."""
+    rows, width = in_flight.decodes, in_flight.decode_width
+    if width == 1 and 0 not in counts and len(counts) == sum(counts):
+        return rows
+    for req, count in zip(rows, counts, strict=True):
+        if count > width or (count == 0 and req.status is ReqStatus.RUNNING):
+            raise _wrong_count(in_flight, req, count)
+    return [req for req, count in zip(rows, counts, strict=True) for _ in range(count)]
+
+
+def _give_back_reserve(in_flight: StepInFlight, counts: list[int]) -> None:
+    """What was planned for tokens that did not come."""
+    for req, count in zip(in_flight.decodes, counts, strict=True):
+        if req.status is ReqStatus.RUNNING:
+            req.kv_allocated_len -= in_flight.decode_width - count
+            req.num_left_to_plan -= count - 1
+
+
+def _find_end(req: Req, token_id: int) -> FinishReason | None:
+    """How `token_id`, the last one of a request, ends it, if it does."""
+    if token_id in req.end_token_ids:
+        return FINISH_MATCHED_TOKEN(token_id)
+    if req.num_outputs >= req.max_new_tokens:
+        return FINISH_LENGTH(req.num_outputs)
+    return None
 
 
 def _wrong_count(in_flight: StepInFlight, req: Req, count: int) -> ProtocolError:

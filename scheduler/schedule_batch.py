@@ -43,11 +43,8 @@ def plan_step(step: int, extends: list[Req], decodes: list[Req], decode_width: i
     ends = [req.extend_range.end for req in extends]
     samples = [req.extend_range.end == len(req.token_ids) for req in extends]
     for req, does_sample in zip(extends, samples, strict=True):
-        req.num_steps_in_flight += 1
+        req.last_step = step
         req.num_left_to_plan -= does_sample
-    for req in decodes:
-        req.num_steps_in_flight += 1
-        req.num_left_to_plan -= 1
     rows = [*extends, *decodes]
     return StepInFlight(
         step,

@@ -60,6 +60,10 @@ class SchedulerState:
         """Requests that hold a row, those that are ending included."""
         return self.num_running_reqs + len(self.ending)
 
+    def is_in_flight(self, req: Req) -> bool:
+        """Whether the result of a step with this request is not back."""
+        return bool(self.in_flight) and req.last_step >= self.in_flight[0].step
+
     # ---- moves -------------------------------------------------------------------------------------------------------
 
     def add(self, req: Req) -> None:
@@ -104,7 +108,7 @@ class SchedulerState:
 
     def retract(self, req: Req, what: str, **numbers: float | str) -> None:
         """Take pages and row away (nothing of it may be in flight); it waits again, and keeps its outputs."""
-        assert req.num_steps_in_flight == 0, "retraction acts on a drained pipeline"
+        assert not self.is_in_flight(req), "retraction acts on a drained pipeline"
         self.note(req, what, outputs=req.num_outputs, held_pages=len(req.page_ids), **numbers)
         self._leave_place(req)
         self._free(req)
@@ -130,7 +134,7 @@ class SchedulerState:
 
     def _end(self, req: Req, numbers: dict[str, Any]) -> None:
         self.journal.end(req, self.now, self.next_step, **numbers)
-        if req.num_steps_in_flight:
+        if self.is_in_flight(req):
             req.move_to(ReqStatus.ENDING)
             self.ending[req.rid] = req
         else:

@@ -114,7 +114,8 @@ BUSY_FAULTS: dict[str, tuple[Fault, str]] = {
     "a waiting request has a row": (lambda s: setattr(req(s, "first"), "row", 1), "waits, and holds row 1"),
     "the queue is out of order": (lambda s: setattr(req(s, "first"), "arrival", 99.0), "behind one that came later"),
     "queued tokens are miscounted": (lambda s: add_to(s.waiting_queue, "num_tokens", -20), "the queue counts -4"),
-    "a step in flight is forgotten": (lambda s: s.in_flight.clear(), "steps in flight, not 0"),
+    "a step in flight is forgotten": (lambda s: s.in_flight.clear(), "outputs are left to plan, not"),
+    "a request forgets its last step": (lambda s: setattr(req(s, "running"), "last_step", -1), "is its last one, not"),
     "a step is missing": (lambda s: add_to(s, "next_step", 1), "are in flight, and"),
     "too many steps are in flight": (lambda s: s.in_flight.append(s.in_flight[0]), "3 steps are in flight"),
     "a request has fewer outputs left than none": (

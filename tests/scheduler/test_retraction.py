@@ -106,7 +106,7 @@ def test_rows_sit_a_step_out_when_pages_are_on_their_way_back() -> None:
     assert harness.plan()
     with_a_slot, without = harness.req("r1"), harness.req("r2")
     assert unpack_int32(harness.batches[-1].decode_rows) == [with_a_slot.row]
-    assert without.num_steps_in_flight == 1
+    assert harness.state.is_in_flight(without)
     harness.run()
     assert harness.scheduler.state.stats.num_retractions == 0
     for i, length in list(enumerate(lengths))[1:]:
@@ -134,6 +134,7 @@ def test_the_last_request_that_cannot_go_on_ends_alone_and_the_server_goes_on() 
     client = harness.ask("r", [1, 2, 3, 4], 5)
     harness.req("r").max_new_tokens = 100  # admission would have clamped it to the pool
     harness.req("r").num_left_to_plan = 100
+    harness.req("r").max_len = 104
     harness.run()
     reason = client.ends[0].finish_reason
     assert isinstance(reason, FINISH_ABORT)

@@ -144,7 +144,7 @@ class Drive(Harness):
         req = self.state.requests.get("r")
         if req is None:
             return "ENDED"
-        return "IN FLIGHT" if req.status is ReqStatus.RUNNING and req.num_steps_in_flight else req.status.name
+        return "IN FLIGHT" if req.status is ReqStatus.RUNNING and self.state.is_in_flight(req) else req.status.name
 
     def deliver(self, until: int) -> None:
         """What is due by this round arrives."""
