@@ -3,8 +3,9 @@
 `auto` learns what a step costs, seconds = base + per_prefill * prompt tokens + per_decode * decode rows, by recursive
 least squares on relative errors, with forgetting (Plackett 1950; Ljung, System Identification, chapter 11), and fills a
 step up to a target time. While streams run the target is a multiple of what the step costs without any prompt, so their
-inter-token latency stays within that multiple; it rises with the age of the oldest waiter, so a queue drains. While none
-runs only the next arrival has to wait for the step, and the target is larger. Reads no clock: seconds come in.
+inter-token latency stays within that multiple; it rises with the number of waiters to each stream, which all gain from
+a larger step, and with the age of the oldest, so a queue drains. While no stream runs only the next arrival has to wait
+for the step, and the target is larger. Reads no clock: seconds come in.
 """
 
 import math
@@ -20,7 +21,7 @@ STREAM_MULTIPLE = 4.0  # of a step without prompts, while streams run
 MAX_STREAM_MULTIPLE = 8.0  # when the oldest waiter has waited RAISE_SECONDS
 RAISE_SECONDS = 10.0
 MIN_STREAM_SECONDS = 0.02  # nobody reads faster than that
-MAX_STREAM_SECONDS = 1.0  # but a step with prompts is never held under twice a step without
+MAX_STREAM_SECONDS = 0.5  # but a step with prompts is never held under twice a step without
 NO_STREAM_SECONDS = 0.5
 
 FORGETTING = 0.95  # a step counts half after 14 more
@@ -88,8 +89,8 @@ class ChunkSize:
         self._num_decode_steps += num_decodes > 0
         self._cost.learn(num_prefill_tokens, num_decodes, seconds)
 
-    def tokens(self, now: float, num_decodes: int, oldest_waiting_seconds: float) -> int | None:
-        """What a step beside `num_decodes` decode rows may compute; None: whole prompts.
+    def tokens(self, num_decodes: int, num_waiting: int, oldest_waiting_seconds: float) -> int | None:
+        """What a step beside `num_decodes` decode rows may compute, while `num_waiting` requests wait; None: whole prompts.
 
         A fixed size counts the decode rows in, as SGLang's does; an automatic one is prompt tokens alone, whole pages
         from one page to MAX_CHUNK.
@@ -99,7 +100,9 @@ class ChunkSize:
         if not self._has_learnt(num_decodes):
             return self._whole_pages(FIRST_CHUNK)
         without_prompts = self._cost.seconds(0, num_decodes)
-        target = _target_seconds(without_prompts, oldest_waiting_seconds) if num_decodes else NO_STREAM_SECONDS
+        target = NO_STREAM_SECONDS
+        if num_decodes:
+            target = _target_seconds(without_prompts, num_waiting / num_decodes, oldest_waiting_seconds)
         num_tokens = (target - without_prompts) / self._cost.seconds_per_prefill_token
         return self._whole_pages(min(num_tokens, MAX_CHUNK))
 
@@ -112,10 +115,11 @@ class ChunkSize:
         return max(1, int(num_tokens / self._page_size + 0.5)) * self._page_size
 
 
-def _target_seconds(without_prompts: float, oldest_waiting_seconds: float) -> float:
+def _target_seconds(without_prompts: float, waiters_per_stream: float, oldest_waiting_seconds: float) -> float:
     """How long a step with streams may take."""
     share = min(max(oldest_waiting_seconds / RAISE_SECONDS, 0.0), 1.0)
     multiple = STREAM_MULTIPLE + (MAX_STREAM_MULTIPLE - STREAM_MULTIPLE) * share
+    multiple *= 1 + waiters_per_stream
     target = min(max(multiple * without_prompts, MIN_STREAM_SECONDS), MAX_STREAM_SECONDS)
     return max(target, 2 * without_prompts)
 

@@ -41,7 +41,7 @@ def make_prefill_adder(state: SchedulerState, num_decodes: int) -> PrefillAdder:
     """The budgets of a step beside `num_decodes` decode rows."""
     chunk_size = state.chunk_size
     waiting_seconds = state.waiting_queue.oldest_waiting_seconds(state.now)
-    chunk = chunk_size.tokens(state.now, num_decodes, waiting_seconds)
+    chunk = chunk_size.tokens(num_decodes, len(state.waiting_queue), waiting_seconds)
     state.stats.chunk_tokens = chunk or 0
     if chunk is not None and chunk_size.is_auto:
         chunk += num_decodes  # an automatic size is prompt tokens alone
