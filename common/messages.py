@@ -320,7 +320,8 @@ class BatchStrOutput(Message, frozen=True):
 class TextEnded(Message, frozen=True):
     """A stop string or regex ended this request after `num_tokens` outputs; idempotent, accepted in every state.
 
-    `generation` is that of the tokens which brought the end (see BatchTokenIDOutput).
+    `generation` is that of the tokens which brought the end (see BatchTokenIDOutput). A retracted request resumes with
+    the same tokens, so the number of them says all; the generation is for logs and recordings.
     """
 
     rid: str
@@ -374,7 +375,7 @@ class ControlReqOutput(Message, frozen=True):
 class ExplainedEvent(Part, frozen=True):
     """One thing that happened to a request: `seconds` after its arrival, when `step` was the next to be planned.
 
-    `what` is queued, refused, blocked, backfilled, admitted, chunk, first_token, retracted, preempted, text_ended,
+    `what` is queued, refused, blocked, waited, backfilled, admitted, chunk, first_token, retracted, preempted, text_ended,
     ended or omitted; `numbers` are the budgets, lengths and rules that decided it.
     """
 

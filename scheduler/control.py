@@ -1,5 +1,7 @@
 """Pause, continue and flush: they act on a drained pipeline, and are answered when they are done."""
 
+import logging
+
 from ..common.links import ControlReply
 from ..common.messages import (
     ContinueGenerationReqInput,
@@ -10,6 +12,8 @@ from ..common.messages import (
     PauseGenerationReqInput,
 )
 from .scheduler_state import SchedulerState
+
+logger = logging.getLogger(__name__)
 
 
 class Control:
@@ -32,6 +36,7 @@ class Control:
         for pause in self._pauses:
             self._reply(pause.request_id, "Generation was continued before the pause was complete.", success=False)
         self._pauses = []
+        logger.info("generation goes on")
         self._reply(message.request_id, "Generation goes on." if was_paused else "Generation was not paused.")
 
     def flush(self, message: FlushCacheReqInput) -> None:
@@ -40,7 +45,8 @@ class Control:
 
     def explain(self, message: ExplainReqInput) -> None:
         """Tell a request's story."""
-        status, events = self._state.journal.explain(message.rid)
+        state = self._state
+        status, events = state.journal.explain(message.rid, state.now, state.next_step)
         self._replies.append(ExplainReqOutput(message.request_id, message.rid, status, events))
 
     def act(self) -> None:
@@ -63,6 +69,8 @@ class Control:
             running = [*state.running_batch.values(), *([state.chunked_req] if state.chunked_req else [])]
             for req in running:
                 state.retract(req, "retracted", reason="paused")
+            state.stats.num_retractions += len(running)
+        logger.info("generation is paused; %d requests wait", len(state.requests))
         for pause in self._pauses:
             self._reply(pause.request_id, f"Generation is paused; {len(state.requests)} requests wait.")
         self._pauses = []
@@ -79,6 +87,7 @@ class Control:
         message = f"{num_in_use} requests are running or waiting." if num_in_use else "The cache is empty now."
         if not num_in_use:
             state.pool.reset()
+            logger.info("the prefix cache is empty now")
         for flush in self._flushes:
             self._reply(flush.request_id, message, success=not num_in_use)
         self._flushes = []

@@ -5,6 +5,7 @@ What is noted, with the numbers that go with it (a number may be a word):
     queued       position, queue_tokens, policy
     refused      status_code, reason: it never became a request
     blocked      reason, steps, last_step, for_seconds, and the budgets of the last time: repeats are one event
+    waited       seconds by what kept the first of the queue out, while this one waited behind it
     backfilled   past: it went ahead of a request that is blocked
     admitted     cached_tokens, new_tokens, row, waited_seconds
     chunk        start, end: positions of the prompt that a step computes
@@ -24,6 +25,8 @@ from collections.abc import Iterator
 from ..common.messages import ExplainedEvent
 from .req import Req
 
+MIN_WAITED_SECONDS = 0.001
+BEGINS_TO_WAIT = {"queued", "retracted", "preempted"}
 MAX_EVENTS = 64  # of one request; the oldest half and the newest ones are kept
 
 Number = int | float | str
@@ -58,16 +61,49 @@ class Blocked:
         return _event(self.now, self.step, "blocked", numbers | self.numbers | numbers)
 
 
+class QueueTime:
+    """Since boot: how long each reason kept the first of the queue out."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._reason: str | None = None
+        self._since = 0.0
+
+    def switch(self, reason: str | None, now: float) -> None:
+        """From now on `reason` keeps it out; None: nothing does, or nobody waits."""
+        if self._reason is not None:
+            self._seconds[self._reason] = self._seconds.get(self._reason, 0.0) + now - self._since
+        self._reason, self._since = reason, now
+
+    def until(self, now: float) -> dict[str, float]:
+        """The seconds of each reason."""
+        self.switch(self._reason, now)
+        return dict(self._seconds)
+
+
 class Story:
     """The life of one request, bounded."""
 
-    __slots__ = ("arrival", "blocked", "events", "first_omitted", "first_step", "num_omitted", "req", "text_tokens")
+    __slots__ = (
+        "arrival",
+        "blocked",
+        "blocked_seconds",
+        "events",
+        "first_omitted",
+        "first_step",
+        "num_omitted",
+        "queue_time",
+        "req",
+        "text_tokens",
+    )
 
     def __init__(self, arrival: float, req: Req | None) -> None:
         self.arrival = arrival
         self.req = req  # None once it has ended
         self.events: list[Event] = []
         self.blocked: dict[str, Blocked] = {}  # since the last event, by reason
+        self.blocked_seconds = 0.0  # as the first of the queue, since it began to wait
+        self.queue_time: dict[str, float] | None = None  # when it began to wait; None while it runs
         self.first_step: int | None = None
         self.text_tokens: int | None = None
         self.num_omitted = 0
@@ -78,8 +114,20 @@ class Story:
         if self.blocked:
             blocked, self.blocked = self.blocked, {}
             for reason, repeats in blocked.items():
+                self.blocked_seconds += repeats.last_now - repeats.now
                 self._append(repeats.event(reason))
         self._append(event)
+
+    def waited(self, queue_time: dict[str, float], now: float, step: int) -> Event | None:
+        """What kept the first of the queue out while this one waited behind it; None if it hardly did."""
+        if self.queue_time is None:
+            return None
+        seconds = {reason: total - self.queue_time.get(reason, 0.0) for reason, total in queue_time.items()}
+        blocked = self.blocked_seconds + sum(each.last_now - each.now for each in self.blocked.values())
+        if sum(seconds.values()) <= blocked + MIN_WAITED_SECONDS:
+            return None
+        numbers: dict[str, Number] = {reason: round(total, 6) for reason, total in seconds.items() if total > 0}
+        return _event(now, step, "waited", numbers)
 
     def _append(self, event: Event) -> None:
         self.events.append(event)
@@ -105,16 +153,32 @@ class Journal:
         self.max_requests = max_requests
         self._live: dict[str, Story] = {}
         self._ended: OrderedDict[str, Story] = OrderedDict()
+        self._refused: OrderedDict[str, Story] = OrderedDict()  # apart: a burst of them pushes no story out
+        self._queue_time = QueueTime()
 
     def __len__(self) -> int:
-        return len(self._live) + len(self._ended)
+        return len(self._live) + len(self._ended) + len(self._refused)
 
     def note(self, req: Req, now: float, step: int, what: str, **numbers: Number) -> None:
         """Something happened to a request, when `step` was the next to be planned (or was being planned)."""
         story = self._live.get(req.rid) or self._begin(req)
-        if what == "admitted" and story.first_step is None:
-            story.first_step = step
+        if what == "admitted":
+            self._tell_wait(story, now, step)
+            if story.first_step is None:
+                story.first_step = step
         story.append(_event(now, step, what, numbers))
+        if what in BEGINS_TO_WAIT:
+            story.queue_time, story.blocked_seconds = self._queue_time.until(now), 0.0
+
+    def queue_blocked(self, reason: str | None, now: float) -> None:
+        """What keeps the first of the queue out from now on, and so all behind it; None: nothing, or nobody waits."""
+        self._queue_time.switch(reason, now)
+
+    def _tell_wait(self, story: Story, now: float, step: int) -> None:
+        event = story.waited(self._queue_time.until(now), now, step)
+        if event is not None:
+            story.append(event)
+        story.queue_time = None
 
     def blocked(self, req: Req, now: float, step: int, reason: str, **numbers: Number) -> None:
         """A budget or a rule, `reason`, kept the request out of this step; `numbers` say by how much.
@@ -137,10 +201,11 @@ class Journal:
         if req.rid in self._ended:
             return
         story = self._live.pop(req.rid, None) or Story(req.message.arrival, req)
+        self._tell_wait(story, now, step)
         steps = 0 if story.first_step is None else step - story.first_step
         counts: dict[str, Number] = {"tokens": req.num_outputs, "retractions": req.num_retractions, "steps": steps}
         story.append(_event(now, step, "ended", numbers | counts))
-        self._keep(req.rid, story)
+        self._keep(self._ended, req.rid, story)
 
     def text_ended(self, rid: str, now: float, step: int, num_tokens: int) -> None:
         """The detokenizer's notice: text ended the request after `num_tokens` outputs; before or after `end`.
@@ -156,24 +221,31 @@ class Journal:
         """A request that was turned away, and why (status_code=..., reason=...)."""
         story = Story(arrival, None)
         story.append(_event(now, step, "refused", numbers))
-        self._keep(rid, story)
+        self._keep(self._refused, rid, story)
 
-    def explain(self, rid: str) -> tuple[str | None, list[ExplainedEvent]]:
-        """The status of a request (a ReqStatus in lower case; ended; None: unknown) and its events in order."""
-        story = self._live.get(rid) or self._ended.get(rid)
+    def explain(self, rid: str, now: float | None = None, step: int = 0) -> tuple[str | None, list[ExplainedEvent]]:
+        """The status of a request (a ReqStatus in lower case; ended; None: unknown) and its events in order.
+
+        With `now` also what a waiting request waits for at this moment.
+        """
+        story = self._live.get(rid) or self._ended.get(rid) or self._refused.get(rid)
         if story is None:
             return None, []
+        events = list(story)
+        waited = None if now is None else story.waited(self._queue_time.until(now), now, step)
+        if waited is not None:
+            events.append(waited)
         status = "ended" if story.req is None else story.req.status.name.lower()
-        return status, [_explained(event, story) for event in story]
+        return status, [_explained(event, story) for event in events]
 
     def _begin(self, req: Req) -> Story:
         return self._live.setdefault(req.rid, Story(req.message.arrival, req))
 
-    def _keep(self, rid: str, story: Story) -> None:
+    def _keep(self, kept: OrderedDict[str, Story], rid: str, story: Story) -> None:
         story.req = None
-        self._ended[rid] = story
-        if len(self._ended) > self.max_requests:
-            self._ended.popitem(last=False)
+        kept[rid] = story
+        if len(kept) > self.max_requests:
+            kept.popitem(last=False)
 
 
 def _event(now: float, step: int, what: str, numbers: dict[str, Number]) -> Event:

@@ -24,7 +24,11 @@ class NewTokenRatio:
         self.value = max(self.value - self._decay, self._min)
 
     def on_retract(self, remaining: Collection[Req]) -> None:
-        """Expect at least what those that remain have shown, and some steps more."""
+        """Expect at least what those that remain have shown, and some steps more.
+
+        SGLang takes what they have shown even where that is less than what was expected; right after memory ran out,
+        expecting less would only make it run out again.
+        """
         num_decoded = sum(req.num_outputs for req in remaining)
         num_max_new = sum(req.max_new_tokens for req in remaining)
         shown = (num_decoded + RETRACT_DECODE_STEPS * len(remaining)) / (num_max_new + 1)

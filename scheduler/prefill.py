@@ -15,19 +15,22 @@ from .prefix_sharing import PrefixesOnTheWay, waits_for_prefix
 from .req import Req
 from .scheduler_state import SchedulerState
 
-MAX_SKIPPED = 128  # candidates of a step that wait for a prefix
+MAX_SKIPPED = 32  # candidates of a step that wait for a prefix
 MAX_TRIED_PAST_HEAD = 32  # candidates of a step that are looked at behind a blocked one
 MAX_REFUSED_PAST_HEAD = 4  # of these, how many may turn out not to fit: a walk over all running requests each
 
 
 def get_new_batch_prefill(state: SchedulerState, num_decodes: int) -> list[Req]:
     """Admit what fits and start it; returns the prefill rows of this step."""
-    if state.chunked_req is None and not state.waiting_queue:
-        return []
+    if not state.waiting_queue:
+        state.journal.queue_blocked(None, state.now)
+        if state.chunked_req is None:
+            return []
     if state.chunked_req is None and not state.free_rows:
         _note_no_rows(state)
         return []
     adder = make_prefill_adder(state, num_decodes)
+    state.stats.chunk_tokens = adder.rem_chunk_tokens or 0
     if state.chunked_req is not None:
         adder.add_chunked_req(state.chunked_req)
     if state.waiting_queue:
@@ -42,7 +45,6 @@ def make_prefill_adder(state: SchedulerState, num_decodes: int) -> PrefillAdder:
     chunk_size = state.chunk_size
     waiting_seconds = state.waiting_queue.oldest_waiting_seconds(state.now)
     chunk = chunk_size.tokens(num_decodes, len(state.waiting_queue), waiting_seconds)
-    state.stats.chunk_tokens = chunk or 0
     if chunk is not None and chunk_size.is_auto:
         chunk += num_decodes  # an automatic size is prompt tokens alone
     return PrefillAdder(
@@ -72,9 +74,9 @@ class PrefillPass:
         candidates = state.waiting_queue.candidates(state.next_step, state.running_batch.values())
         for req in candidates:
             if self._num_skipped == MAX_SKIPPED:
-                return
+                break
             if adder.step_budget_state() is not AddReqResult.CONTINUE:
-                self._note_blocked(req)
+                self._note_head_blocked(req)
                 return
             if self._is_skipped(req):
                 continue
@@ -82,10 +84,11 @@ class PrefillPass:
             if adder.has_admitted(req):
                 self._on_admitted(req)
                 continue
-            self._note_blocked(req)
+            self._note_head_blocked(req)
             if verdict is AddReqResult.NO_TOKEN:
                 self._backfill(req, candidates)
             return
+        state.journal.queue_blocked("prefix of another request" if self._num_skipped else None, state.now)
 
     def _backfill(self, head: Req, others: Iterator[Req]) -> None:
         """`head` lacks memory, and a row is free: let those pass that do not make it wait longer."""
@@ -137,6 +140,11 @@ class PrefillPass:
         if self._on_the_way is not None:
             self._on_the_way.add(req)
 
+    def _note_head_blocked(self, req: Req) -> None:
+        """The first that does not get in; all behind it wait for the same reason."""
+        self._state.journal.queue_blocked(self._adder.why, self._state.now)
+        self._note_blocked(req)
+
     def _note_blocked(self, req: Req) -> None:
         self._note(req, self._adder.why, **self._adder.numbers)
 
@@ -153,4 +161,5 @@ def _note_no_rows(state: SchedulerState) -> None:
     """Tell the first candidate that all rows are taken."""
     queue, running = state.waiting_queue, state.running_batch.values()
     head = next(queue.candidates(state.next_step, running))
+    state.journal.queue_blocked("rows", state.now)
     state.journal.blocked(head, state.now, state.next_step, "rows", rows=state.config.max_running_requests)

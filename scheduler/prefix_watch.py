@@ -63,7 +63,7 @@ class PrefixWatch:
             if not buckets:
                 del self._buckets[node]
 
-    def refresh(self, max_reqs: int = 64) -> list[Req]:
+    def refresh(self, max_reqs: int = 16) -> list[Req]:
         """Look up again at most `max_reqs` of those whose match has changed.
 
         Returns those whose `matched_len` or `node_of` is new: a prefix that was evicted and is back may be another node.

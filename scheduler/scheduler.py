@@ -120,7 +120,10 @@ class Scheduler:
         state.now = now
         self.time_limits.expire()
         self.control.act()
-        if state.is_paused or len(state.in_flight) >= self.config.max_steps_in_flight:
+        if state.is_paused:
+            state.journal.queue_blocked("paused", now)
+            return None
+        if len(state.in_flight) >= self.config.max_steps_in_flight:
             return None
         if not state.requests:
             state.new_token_ratio.reset()

@@ -6,11 +6,15 @@ from .output import abort_reason
 from .req import Req
 from .scheduler_state import SchedulerState
 
-SLACK = 64  # entries of requests that ended before their limit, beyond which the heap is cleared of them
+LIMITS = 2  # of a request
+SLACK = 64
 
 
 class TimeLimits:
-    """A heap of times at which a limit of a live request is due. The server's limits can only be lowered."""
+    """A heap of times at which a limit of a live request is due. The server's limits can only be lowered.
+
+    Entries of requests that ended before their limit stay until they are more than the others: O(log n) a request.
+    """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -26,7 +30,7 @@ class TimeLimits:
             limits = [limit for limit in (own, asked) if limit]
             if limits:
                 heapq.heappush(self._heap, (req.arrival + min(limits), req.rid, is_waiting))
-        if len(self._heap) > 2 * len(self._state.requests) + SLACK:
+        if len(self._heap) > 2 * LIMITS * len(self._state.requests) + SLACK:
             self._heap = [entry for entry in self._heap if self._is_due_for(entry) is not None]
             heapq.heapify(self._heap)
 

@@ -70,6 +70,8 @@ def request_lines(body: Mapping[str, Any]) -> Iterator[str]:
 def sentence(event: Mapping[str, Any]) -> str:
     """One event in plain words; of a kind that has none here, or with numbers missing, its name and numbers."""
     what, numbers = event["what"], dict(event)
+    if what == "waited":
+        return _waited(numbers)
     if isinstance(numbers.get("reason"), str):
         numbers["reason"] = REASONS.get(numbers["reason"], _plain(numbers["reason"]))
     template = SENTENCES.get(what, "")
@@ -82,6 +84,13 @@ def sentence(event: Mapping[str, Any]) -> str:
         said = said | {"steps"}  # the range of steps says it
     rest = [NUMBERS.get(name, _plain(name) + " {}").format(numbers[name]) for name in numbers if name not in said]
     return (text or _plain(what)) + (f": {', '.join(rest)}" if rest else "")
+
+
+def _waited(numbers: Mapping[str, Any]) -> str:
+    """What kept the first of the queue out, and so this one behind it."""
+    seconds = {REASONS.get(name, name): value for name, value in numbers.items() if name not in OF_EVERY_EVENT}
+    reasons = "; ".join(f"{value:.3f} s: {reason}" for reason, value in seconds.items())
+    return f"waited in the queue, where the first could not start for {reasons}"
 
 
 def _finish(reason: Mapping[str, Any] | None) -> str:

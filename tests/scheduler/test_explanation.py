@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.common.messages import ExplainedEvent, TokenizedGenerateReqInput, pack_int32
+from millstream.common.messages import ExplainedEvent, PauseGenerationReqInput, TokenizedGenerateReqInput, pack_int32
 from millstream.common.sampling_params import SamplingParams
 from millstream.scheduler.explanation import MAX_EVENTS, Journal
 from millstream.scheduler.req import Req, ReqStatus
+from tests.scheduler.harness import Harness
 
 ARRIVAL = 100.0
 
@@ -120,6 +121,43 @@ def test_a_refused_request_is_known_with_its_reason() -> None:
         "ended",
         [ExplainedEvent(2.0, 5, "refused", {"status_code": 429, "reason": "The queue is full."})],
     )
+
+
+def test_who_waits_behind_others_learns_what_kept_the_first_of_them_out() -> None:
+    harness = Harness(max_running_requests=1)
+    for index in range(4):
+        harness.ask(f"r{index}", [index, 2, 3], 5, arrival=0.0)
+    for second in range(1, 6):
+        harness.now = float(second)
+        harness.step()
+    _, events = harness.state.journal.explain("r3", 5.5, 9)
+    assert words(events) == ["queued", "waited"]
+    assert list(events[-1].numbers) == ["rows"]
+    assert events[-1].numbers["rows"] == pytest.approx(4.5, abs=1.0)
+    harness.run()
+    _, events = harness.state.journal.explain("r3")
+    assert words(events)[0] == "queued"
+    assert "waited" in words(events)
+
+
+def test_who_waits_during_a_pause_is_told_so() -> None:
+    harness = Harness()
+    harness.scheduler.handle(PauseGenerationReqInput("pause", "http"), 0.0)
+    harness.ask("r", [1, 2], 3, arrival=0.0)
+    for now in (1.0, 4.0):
+        harness.now = now
+        harness.plan()
+    _, events = harness.state.journal.explain("r", 4.0, 0)
+    assert events[-1].numbers == {"paused": 3.0}
+
+
+def test_refusals_push_no_story_out() -> None:
+    journal = Journal(max_requests=10)
+    journal.end(new_req("a"), ARRIVAL, 1)
+    for index in range(100):
+        journal.refused(f"r{index}", ARRIVAL, ARRIVAL, 0, status_code=429, reason="full")
+    assert journal.explain("a")[0] == "ended"
+    assert len(journal) == 11
 
 
 def test_the_last_thousand_that_ended_are_kept_and_all_that_live() -> None:
