@@ -13,6 +13,7 @@ says. The token ids of prompts and outputs are in the file: who reads it reads t
 """
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -22,10 +23,13 @@ import msgspec
 from ...common.links import ToScheduler
 from ...common.messages import BatchResult, BatchTokenIDOutput, ControlReqOutput, ScheduleBatch, TextEnded
 from ..scheduler_config import SchedulerConfig
+from .consistency import InconsistentError, check_columns, check_config
 from .message_json import PlainError, from_plain, to_plain
 
 FORMAT = 1
 EVENT_TYPES = {"handle": ToScheduler | TextEnded, "result": BatchResult, "plan": None, "snapshot": None, "check": None}
+
+LINE_ERRORS = (msgspec.DecodeError, PlainError, InconsistentError, RecursionError)
 
 Told = ToScheduler | TextEnded | BatchResult
 Decided = ScheduleBatch | BatchTokenIDOutput | ControlReqOutput
@@ -89,7 +93,7 @@ class Recording:
             for number, text in enumerate(lines, start=2):
                 try:
                     yield _read_line(number, text)
-                except (msgspec.DecodeError, PlainError) as error:
+                except LINE_ERRORS as error:
                     if not text.endswith(b"\n"):
                         self.is_truncated = True
                         return
@@ -127,7 +131,7 @@ def _open(path: Path) -> IO[bytes]:
 def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
     try:
         yield from file
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise RecordingError(f"{path}: {error}") from None
 
 
@@ -141,8 +145,10 @@ def _read_header(path: Path, text: bytes) -> Header:
         config, known = found.get("config"), {each.name for each in msgspec.structs.fields(SchedulerConfig)}
         if isinstance(config, dict) and (unknown := config.keys() - known):
             raise RecordingError(f"{path} line 1: this version has no option {', '.join(sorted(unknown))}")
-        return msgspec.convert(found, Header)
-    except msgspec.DecodeError as error:
+        header = msgspec.convert(found, Header)
+        check_config(header.config)
+        return header
+    except LINE_ERRORS as error:
         raise RecordingError(f"{path} line 1: {error}") from None
 
 
@@ -151,11 +157,15 @@ def _read_line(number: int, text: bytes) -> Entry:
     if line.decision is not None:
         if (line.event, line.now, line.message) != (None, None, None):
             raise PlainError("a decision has nothing beside it")
-        return Decision(number, from_plain(Decided, line.decision))
+        decision = from_plain(Decided, line.decision)
+        check_columns(decision)
+        return Decision(number, decision)
     if line.event not in EVENT_TYPES or line.now is None:
         raise PlainError(f"expected a decision, or an event ({', '.join(EVENT_TYPES)}) with its time")
     kind = EVENT_TYPES[line.event]
     if (kind is None) != (line.message is None):
         raise PlainError(f"the event {line.event} has {'no' if kind is None else 'a'} message")
     message = None if line.message is None else from_plain(kind, line.message)
+    if message is not None:
+        check_columns(message)
     return Event(number, line.event, line.now, message)

@@ -72,10 +72,14 @@ class Replay:
         try:
             self._call(event)
         except Exception as error:  # noqa: BLE001 - whatever a scheduler does wrong is what a replay is to show
-            place = extract_tb(error.__traceback__)[-1]
-            failure = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno}, {place.name})"
-            return Difference(event.line, self._step, f"event {event.what}", "the scheduler failed", [], [failure])
+            return self._failure(event.line, f"event {event.what}", error)
         return None
+
+    def _failure(self, line: int, what: str, error: Exception) -> Difference:
+        place = extract_tb(error.__traceback__)[-1]
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        failure = f"{text} ({Path(place.filename).name}:{place.lineno}, {place.name})"
+        return Difference(line, self._step, what, "the scheduler failed", [], [failure])
 
     def _call(self, event: Event) -> None:
         scheduler, now, message = self.scheduler, event.now, event.message
@@ -93,20 +97,26 @@ class Replay:
     def _on_decision(self, decision: Decision) -> Difference | None:
         self.num_decisions += 1
         recorded = decision.message
-        now: Decided | None
-        if isinstance(recorded, ScheduleBatch):
-            now, self._planned = self._planned, None
-        elif isinstance(recorded, BatchTokenIDOutput):
-            now = self.scheduler.take_output()
-        else:
-            self._replies += [each for each in self.scheduler.take_replies() if isinstance(each, ControlReqOutput)]
-            now = self._replies.popleft() if self._replies else None
-        if recorded != now:
+        try:
+            now = self._decide(recorded)
+        except Exception as error:  # noqa: BLE001 - as above
+            return self._failure(decision.line, type(recorded).__name__, error)
+        if recorded != now and (now is None or to_plain(recorded) != to_plain(now)):  # NaN is as good as NaN
             return self._compare(decision.line, recorded, now)
         if isinstance(recorded, ScheduleBatch):
             self._step = recorded.step
             self._rows.learn(recorded)
         return None
+
+    def _decide(self, recorded: Decided) -> Decided | None:
+        """What the scheduler gives where the recorded one gave `recorded`."""
+        if isinstance(recorded, ScheduleBatch):
+            planned, self._planned = self._planned, None
+            return planned
+        if isinstance(recorded, BatchTokenIDOutput):
+            return self.scheduler.take_output()
+        self._replies += [each for each in self.scheduler.take_replies() if isinstance(each, ControlReqOutput)]
+        return self._replies.popleft() if self._replies else None
 
     def _compare(self, line: int, recorded: Decided | None, now: Decided | None) -> Difference:
         """The first field that differs, in words; as JSON where the words are the same."""

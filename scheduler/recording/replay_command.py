@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         with _silent_scheduler():
             report = replay(recording)
     except (ConfigError, RecordingError) as error:
-        print(f"millstream replay: error: {error}", file=sys.stderr)
+        print(f"millstream replay: error: {' '.join(str(error).split())}", file=sys.stderr)
         return BAD_COMMAND_LINE
     print(_summary(recording, report))
     return ALL_EQUAL if report.difference is None else DIFFERS
@@ -34,7 +34,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(
         prog="millstream replay",
         description="Run the scheduler over a recording of --record-schedule, without workers, and show the first "
-        "decision that differs. Exit code 0: all are equal, 1: one differs, 2: the file can't be read.",
+        "decision that differs. Exit code 0: all are equal, 1: one differs, 2: the file can't be read or is damaged.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", help="what --record-schedule wrote; .gz is unpacked")
@@ -44,7 +44,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 @contextmanager
 def _silent_scheduler() -> Iterator[None]:
     """What it logs was logged when it was recorded."""
-    ours = logging.getLogger(__package__)
+    ours = logging.getLogger((__package__ or "").rpartition(".")[0])
     level = ours.level
     ours.setLevel(logging.CRITICAL)
     try:
