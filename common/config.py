@@ -17,6 +17,7 @@ GOMP_SPINCOUNT = "20000"  # iterations, some 0.1 ms: threads that wait longer th
 QUEUED_KV_CACHES = 8  # --max-queued-tokens where it is not given, in sizes of the KV cache
 AUTO_CHUNK = 0  # --chunked-prefill-size auto
 SCHEDULE_POLICIES = ("fcfs", "lof", "random", "routing-key", "lpm", "dfs-weight")
+CACHE_AWARE_POLICIES = ("lpm", "dfs-weight")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "priority")
 
 
@@ -293,11 +294,22 @@ def check_args(args: ServerArgs) -> ServerArgs:
         raise ConfigError("--served-model-name must not be empty")
     if args.page_size & (args.page_size - 1):
         raise ConfigError(f"--page-size must be a power of two, not {args.page_size}")
-    if args.enable_priority_scheduling and args.schedule_policy not in ("fcfs", "lof"):
-        raise ConfigError(f"--enable-priority-scheduling goes with fcfs and lof, not {args.schedule_policy}")
+    _check_scheduling(args)
     if args.max_total_tokens is not None and args.max_total_tokens < args.page_size:
         raise ConfigError(f"--max-total-tokens must hold at least one page of {args.page_size} tokens")
     return args
+
+
+def _check_scheduling(args: ServerArgs) -> None:
+    """Refuse flags that would have no effect beside the others."""
+    if args.enable_priority_scheduling and args.schedule_policy not in ("fcfs", "lof"):
+        raise ConfigError(f"--enable-priority-scheduling goes with fcfs and lof, not {args.schedule_policy}")
+    if args.schedule_low_priority_values_first and not args.enable_priority_scheduling:
+        raise ConfigError("--schedule-low-priority-values-first needs --enable-priority-scheduling")
+    if args.disable_radix_cache and args.schedule_policy in CACHE_AWARE_POLICIES:
+        raise ConfigError(
+            f"--schedule-policy {args.schedule_policy} needs the cache that --disable-radix-cache switches off"
+        )
 
 
 def child_environment() -> dict[str, str]:

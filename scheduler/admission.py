@@ -9,7 +9,7 @@ from .req import Req
 from .scheduler_config import SchedulerConfig
 from .waiting_queue import WaitingQueue
 
-MAX_PRIORITY = 2**31 - 1
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 
 
 class Refused(ValueError):
@@ -60,7 +60,7 @@ def _max_new_tokens(message: TokenizedGenerateReqInput, num_tokens: int, config:
 def _priority(message: TokenizedGenerateReqInput, config: SchedulerConfig) -> int:
     """Larger is more urgent, whatever the flag says of the client's numbers; 0 where there is none."""
     priority = message.priority or 0
-    if abs(priority) > MAX_PRIORITY:
+    if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
         raise Refused(f"priority must fit in 32 bits, not {priority}.")
     if not config.enable_priority_scheduling:
         return 0

@@ -19,6 +19,7 @@ from heapq import merge
 from itertools import groupby
 from typing import Any, Protocol
 
+from ..common.config import CACHE_AWARE_POLICIES
 from .prefix_watch import PrefixWatch
 from .radix_tree import RadixCache, TreeNode
 from .req import Req
@@ -74,7 +75,7 @@ class Policy(Protocol):
 def make_policy(config: SchedulerConfig, tree_cache: RadixCache, reqs_by_arrival: SortedReqs) -> Policy:
     """The policy that the flags ask for. `reqs_by_arrival` is kept by the queue."""
     name = config.schedule_policy
-    if tree_cache.disabled and name in {"lpm", "dfs-weight"}:
+    if tree_cache.disabled and name in CACHE_AWARE_POLICIES:
         name = "fcfs"
     match name:
         case "lof":

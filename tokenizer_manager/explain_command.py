@@ -27,12 +27,25 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--base-url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
     arguments = parser.parse_args(argv)
     try:
-        body = asyncio.run(fetch_explanation(arguments.base_url.rstrip("/"), arguments.rid))
+        lines = asyncio.run(_explain(arguments.base_url.rstrip("/"), arguments.rid))
     except NoExplanation as error:
-        print(f"millstream explain: error: {error}", file=sys.stderr)
+        print(f"millstream explain: error: {_printable(str(error))}", file=sys.stderr)
         return 1
-    print("\n".join(explanation_lines(body)))
+    print("\n".join(map(_printable, lines)))
     return 0
+
+
+async def _explain(base_url: str, rid: str) -> list[str]:
+    body = await fetch_explanation(base_url, rid)
+    try:
+        return list(explanation_lines(body))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        raise NoExplanation(f"{base_url} does not answer as a millstream server") from None
+
+
+def _printable(line: str) -> str:
+    """A line without what would steer the terminal."""
+    return "".join(char if char.isprintable() else "?" for char in line)
 
 
 async def fetch_explanation(base_url: str, rid: str) -> dict[str, Any]:
@@ -52,5 +65,5 @@ async def fetch_explanation(base_url: str, rid: str) -> dict[str, Any]:
         if status == 200:
             return body
         raise NoExplanation(body["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, KeyError, RecursionError, TypeError):
         raise NoExplanation(f"{base_url} answers with status {status}, and not as a millstream server") from None

@@ -1,6 +1,5 @@
 """The model that a command line asks for: found, checked, and described before anything is allocated."""
 
-import os
 import secrets
 from pathlib import Path
 
@@ -135,9 +134,10 @@ def _read_template(file: str) -> dict[str, str]:
 
 def _check_new_file(flag: str, path: Path) -> None:
     """ConfigError unless the file can be made: it must not exist, and never replaces another."""
-    if path.exists() or path.is_symlink():
-        raise ConfigError(f"{flag} {path}: the file exists already")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{flag} {path}: there is no directory {path.parent}")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"{flag} {path}: the directory {path.parent} can not be written to")
+    try:
+        path.touch(mode=0o600, exist_ok=False)
+        path.unlink()
+    except FileExistsError:
+        raise ConfigError(f"{flag} {path}: the file exists already") from None
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: the file can not be made ({error.strerror})") from error

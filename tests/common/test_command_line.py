@@ -50,6 +50,9 @@ def test_every_field_is_a_flag_with_help_in_a_group() -> None:
         (["m", "--dtype", "int3"], "--dtype"),
         (["m", "--max-total-tokens", "8"], "--max-total-tokens"),
         (["m", "--schedule-policy", "best"], "--schedule-policy"),
+        (["m", "--schedule-policy", "lpm", "--disable-radix-cache"], "--schedule-policy lpm needs the cache"),
+        (["m", "--schedule-policy", "lpm", "--enable-priority-scheduling"], "goes with fcfs and lof, not lpm"),
+        (["m", "--schedule-low-priority-values-first"], "needs --enable-priority-scheduling"),
     ],
 )
 def test_a_bad_command_line_names_what_is_wrong(argv: list[str], message: str) -> None:
