@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...common.messages import BatchResult, ScheduleBatch, TokenizedGenerateReqInput
-from ..recording.recording import Entry, Event
+from ..recording.recording import Entry, Event, RecordingError
 from .step_shape import RowLengths, StepShape, read_int32
 
 
@@ -26,7 +26,7 @@ class RecordedRun(NamedTuple):
 
 
 def read_steps(entries: Iterable[Entry], max_running_requests: int) -> RecordedRun:
-    """Follow the batch stream; `entries` are those of recording.py."""
+    """Follow the batch stream; `entries` are those of recording.py. RecordingError for rows that there are not."""
     rows = RowLengths(max_running_requests)
     batches: deque[tuple[float, ScheduleBatch]] = deque()  # whose results are not back
     run = RecordedRun([], [])
@@ -40,7 +40,12 @@ def read_steps(entries: Iterable[Entry], max_running_requests: int) -> RecordedR
         elif isinstance(message, TokenizedGenerateReqInput):
             run.request_seconds.append(now - message.arrival)
         elif isinstance(message, BatchResult):
-            run.steps.extend(_end_step(rows, batches, message, now))
+            try:
+                run.steps.extend(_end_step(rows, batches, message, now))
+            except (IndexError, ValueError) as error:
+                raise RecordingError(
+                    f"line {entry.line}: step {message.step} does not fit the recorded rows"
+                ) from error
     return run
 
 

@@ -1,7 +1,7 @@
 """The command line of `millstream simulate`: flags of its own, and those of the server that the scheduler obeys."""
 
 import argparse
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,10 @@ from ...common.config import (
     flag_name,
     flags,
 )
+from .cost_model import packaged_names
 from .distribution import ARRIVALS, SYNTAX
+from .plot import check_plot_path
+from .recorded_config import RecordedConfig, read_recorded_config
 
 GROUP_TITLES = {
     "trace": "what is asked (a trace from a file, or a synthetic one)",
@@ -65,7 +68,9 @@ ONLY_SYNTHETIC = (
 FIT_FLAGS = {"fit", "out", "cost_model", "json"}
 EPILOG = f"""\
 LENGTHS are {SYNTAX}. Output lengths are hidden from the scheduler:
-it knows max_new_tokens, and learns of an end from the worker. Times are virtual; the result depends on the flags alone. """
+it knows max_new_tokens, and learns of an end from the worker. Times are virtual; the result depends on the flags alone.
+Policies differ only where requests wait, and over what they look at: lof over max_new_tokens, routing-key over routing
+keys (those of --shared-prefix, --tree-depth or a recording), lpm and dfs-weight over shared prefixes (also --turns). """
 
 
 class SimulateArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +80,8 @@ class SimulateArgs(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         flag(
             "trace",
-            "JSON lines of arrival, input_length, output_length (and hash_ids), or what --record-schedule wrote",
+            "JSON lines of arrival, input_length, output_length (and hash_ids), or what --record-schedule wrote; the "
+            "recorded configuration of the scheduler holds where no flag says otherwise",
             metavar="FILE",
         ),
     ] = None
@@ -113,8 +119,8 @@ class SimulateArgs(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         flag(
             "trace",
-            "what every request asks for at most (default: the power of two that holds 4 times the mean output, or a "
-            "file's longest output); longer outputs are cut",
+            "what every request asks for at most, and longer outputs are cut to (default: a request asks for the next "
+            "power of two above its own output, at least 16; in a file for the longest output)",
             metavar="TOKENS",
             low=1,
         ),
@@ -136,17 +142,29 @@ class SimulateArgs(msgspec.Struct, frozen=True, kw_only=True):
         int, flag("trace", "tokens of a node of the tree", metavar="TOKENS", low=1, high=10**6)
     ] = 256
     priority_levels: Annotated[
-        int, flag("trace", "requests draw a priority from 0 to this minus 1", metavar="N", low=1, high=1000)
+        int,
+        flag(
+            "trace",
+            "requests draw a priority from 0 to this minus 1; with --enable-priority-scheduling",
+            metavar="N",
+            low=1,
+            high=1000,
+        ),
     ] = 1
     seed: Annotated[int, flag("trace", "seed of everything that is drawn", metavar="SEED", low=0, high=2**31 - 1)] = 0
 
     cost_model: Annotated[
-        str, flag("workers", "a packaged model (see --help's end) or a JSON file", metavar="NAME|FILE")
+        str, flag("workers", f"{', '.join(packaged_names())}, or a JSON file", metavar="NAME|FILE")
     ] = "h200"
 
     policies: Annotated[
-        str, flag("report", f"policies to compare, with commas: {', '.join(SCHEDULE_POLICIES)}", metavar="LIST")
-    ] = "fcfs"
+        str | None,
+        flag(
+            "report",
+            f"policies to compare, with commas: {', '.join(SCHEDULE_POLICIES)} (default: fcfs, or the recorded one)",
+            metavar="LIST",
+        ),
+    ] = None
     ttft_target: Annotated[
         float, flag("report", "milliseconds to the first token that goodput allows", metavar="MS", low=0)
     ] = 1000.0
@@ -154,44 +172,67 @@ class SimulateArgs(msgspec.Struct, frozen=True, kw_only=True):
         float, flag("report", "milliseconds a token after the first that goodput allows", metavar="MS", low=0)
     ] = 50.0
     json: Annotated[bool, flag("report", "print JSON lines, one for each policy, in place of the table")] = False
-    plot: Annotated[str | None, flag("report", "also draw a PNG; needs matplotlib", metavar="FILE")] = None
+    plot: Annotated[str | None, flag("report", "also draw FILE.png; needs matplotlib", metavar="FILE")] = None
 
     fit: Annotated[
         str | None,
-        flag("fit", "what --record-schedule wrote with one rank: fit --cost-model to it, and stop", metavar="RECORDED"),
+        flag(
+            "fit",
+            "what --record-schedule wrote with one rank: fit its times, over the sizes of --cost-model, and stop",
+            metavar="RECORDED",
+        ),
     ] = None
-    out: Annotated[str | None, flag("fit", "where the fitted cost model goes", metavar="FILE")] = None
+    out: Annotated[str | None, flag("fit", "where the fitted cost model goes: a new file", metavar="FILE")] = None
 
 
-def parse_simulate_args(argv: list[str], cost_models: list[str]) -> tuple[SimulateArgs, ServerArgs]:
-    """Parse and check; ConfigError names the flag. Prints and exits on --help."""
-    values = vars(_make_parser(cost_models).parse_known_flags(argv))
+class CommandLine(NamedTuple):
+    """What was asked, what the scheduler obeys, and where a recording's configuration takes part in it."""
+
+    args: SimulateArgs
+    server_args: ServerArgs
+    policies: list[str]
+    recorded: RecordedConfig | None
+
+
+def parse_simulate_args(argv: list[str]) -> CommandLine:
+    """Parse and check; ConfigError, RecordingError or TraceError names flag or file. Prints and exits on --help."""
+    if any(word.split("=")[0] == "--schedule-policy" for word in argv):
+        raise ConfigError("unknown argument --schedule-policy; did you mean --policies?")
+    values = vars(_make_parser().parse_known_flags(argv))
     server = {name: values.pop(name) for name in SERVER_FLAGS if name in values}
     args = SimulateArgs(**values)
     check_ranges(args)
-    _check_together(args, values)
-    priority = {"enable_priority_scheduling": server.get("enable_priority_scheduling", False)}
-    for policy in policies_of(args):
-        check_args(ServerArgs(model_path="", schedule_policy=policy, **priority))
-    return args, check_args(ServerArgs(model_path="", random_seed=args.seed, **server))
+    _check_together(args, values, server)
+    policies = None if args.policies is None else _split_policies(args.policies)
+    recorded = read_recorded_config(args.trace, SERVER_FLAGS, server, policies)
+    seed = args.seed
+    if recorded is not None:
+        server = {**recorded.flags, **server}
+        policies = policies or [recorded.config.schedule_policy]
+        seed = args.seed if "seed" in values else recorded.config.random_seed
+    policies = policies or ["fcfs"]
+    checked = [
+        check_args(ServerArgs(model_path="", schedule_policy=each, random_seed=seed, **server)) for each in policies
+    ]
+    return CommandLine(args, checked[0], policies, recorded)
 
 
-def policies_of(args: SimulateArgs) -> list[str]:
+def _split_policies(text: str) -> list[str]:
     """The policies to compare, in order; ConfigError for an unknown one."""
-    names = [name.strip() for name in args.policies.split(",")]
+    names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in SCHEDULE_POLICIES:
             raise ConfigError(f"--policies takes {', '.join(SCHEDULE_POLICIES)}, not {name!r}")
     return list(dict.fromkeys(names))
 
 
-def _make_parser(cost_models: list[str]) -> Parser:
+def _make_parser() -> Parser:
     parser = Parser(
         prog="millstream simulate",
         usage="millstream simulate [flags]",
         description="Run the scheduler in virtual time against a cost model of the workers, and report what clients "
         "would see under each policy.",
-        epilog=f"{EPILOG}Packaged cost models: {', '.join(cost_models)}.",
+        epilog=EPILOG,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -210,10 +251,16 @@ def _server_flag(name: str) -> tuple[type, Any, Flag]:
     return kind, default, declared
 
 
-def _check_together(args: SimulateArgs, given: dict[str, Any]) -> None:
+def _check_together(args: SimulateArgs, given: dict[str, Any], server: dict[str, Any]) -> None:
     """Raise ConfigError for a flag that means nothing beside the others."""
     if (args.fit is None) != (args.out is None):
         raise ConfigError("--fit RECORDED and --out FILE go together")
+    if args.fit is not None and "cost_model" not in given:
+        raise ConfigError(
+            f"--fit needs --cost-model: one of the model that was recorded ({', '.join(packaged_names())}, or a file)"
+        )
+    if args.plot is not None:
+        check_plot_path(args.plot)
     if args.trace is not None and args.arrival not in {None, "closed"}:
         raise ConfigError(f"--arrival with --trace must be closed, not {args.arrival}")
     if args.shared_prefix and args.tree_depth:
@@ -228,9 +275,10 @@ def _check_together(args: SimulateArgs, given: dict[str, Any]) -> None:
         (("think_time",), is_closed or "turns" in given, "goes with --turns or --arrival closed"),
         (("num_prefixes", "prefix_zipf"), args.shared_prefix > 0, "goes with --shared-prefix"),
         (("tree_branching", "tree_node_len"), args.tree_depth > 0, "goes with --tree-depth"),
-        (tuple(given.keys() - FIT_FLAGS), args.fit is None, "does not go with --fit"),
+        (("priority_levels",), "enable_priority_scheduling" in server, "goes with --enable-priority-scheduling"),
+        (tuple(sorted((given.keys() | server.keys()) - FIT_FLAGS)), args.fit is None, "does not go with --fit"),
     )
     for names, holds, text in conditions:
         for name in names:
-            if name in given and not holds:
+            if (name in given or name in server) and not holds:
                 raise ConfigError(f"{flag_name(name)} {text}")

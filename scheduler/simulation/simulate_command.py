@@ -12,18 +12,19 @@ import numpy as np
 
 from ...common.config import ConfigError, ServerArgs
 from ...common.messages import KVGroup, WorkerReady
-from ..recording.recording import RecordingError, read_recording
+from ..recording.recording import RecordingError
 from ..scheduler import Scheduler
 from ..scheduler_config import SchedulerConfig
 from ..start_up import scheduler_config
-from .cost_fit import FitError, fit_cost_model, fit_errors
-from .cost_model import CostModel, CostModelError, encode_cost_model, load_cost_model, packaged_names
+from .cost_fit import FitError
+from .cost_model import CostModel, CostModelError, load_cost_model
 from .distribution import Int64Array, Lengths, parse_lengths
+from .fit_command import fit
 from .metrics import Measurements, Report
+from .notes import notes
 from .plot import PlotError, check_matplotlib, write_plot
-from .recorded_steps import read_steps
 from .report import json_lines, table
-from .simulate_args import SimulateArgs, parse_simulate_args, policies_of
+from .simulate_args import CommandLine, SimulateArgs, parse_simulate_args
 from .simulation import Simulation, SimulationError
 from .trace_file import TraceError, read_trace
 from .workload import Trace, Workload, make_trace
@@ -36,66 +37,51 @@ USER_ERRORS = (ConfigError, CostModelError, FitError, PlotError, RecordingError,
 def main(argv: list[str]) -> int:
     """0, or 1 if the scheduler left requests without an end, or 2 for what the user must change (in one line)."""
     try:
-        args, server_args = parse_simulate_args(argv, packaged_names())
-        costs = load_cost_model(args.cost_model)
+        command = parse_simulate_args(argv)
+        costs = load_cost_model(command.args.cost_model)
         with _quiet_scheduler():
-            return _fit(args, costs) if args.fit is not None else _simulate(args, server_args, costs)
+            return fit(command.args, costs) if command.args.fit is not None else _simulate(command, costs)
     except USER_ERRORS as error:
-        print(f"millstream simulate: error: {error}", file=sys.stderr)
+        print(f"millstream simulate: error: {' '.join(str(error).split())}", file=sys.stderr)
         return BAD_COMMAND_LINE
     except SimulationError as error:
         print(f"millstream simulate: {error}", file=sys.stderr)
         return 1
 
 
-def _simulate(args: SimulateArgs, server_args: ServerArgs, costs: CostModel) -> int:
+def _simulate(command: CommandLine, costs: CostModel) -> int:
+    args, tp_size, recorded = command.args, command.server_args.tp_size, command.recorded
     if args.plot is not None:
         check_matplotlib()
-    config = simulation_config(server_args, costs)
+    aside = sys.stderr if args.json else sys.stdout  # for what is no figure
+    if recorded is not None:
+        print(recorded, file=aside)
+    config = simulation_config(command.server_args, costs, recorded.config.context_len if recorded else None)
     trace = load_trace(args, costs, config.context_len)
     gc.freeze()  # the trace stays: no collection needs to look at it again
     runs: list[tuple[Report, Measurements]] = []
-    for policy in policies_of(args):
+    for policy in command.policies:
         policy_config = msgspec.structs.replace(config, schedule_policy=policy)
-        measurements = Simulation(Scheduler(policy_config), costs, server_args.tp_size, trace).run()
+        measurements = Simulation(Scheduler(policy_config), costs, tp_size, trace).run()
         report = measurements.report(policy, _input_lens(trace), _priorities(trace), args.ttft_target, args.tpot_target)
         runs.append((report, measurements))
         if args.json:
             print(json_lines([report]), flush=True)
-    title = _title(args, server_args, config, trace)
+    title, reports = _title(command, config, trace), [report for report, _ in runs]
     if not args.json:
-        print(f"{title}\n\n{table([report for report, _ in runs])}")
+        print(f"{title}\n\n{table(reports)}")
+    for note in notes(reports, trace):
+        print(note, file=aside)
     if args.plot is not None:
-        write_plot(Path(args.plot), title, [report for report, _ in runs], [each.curves() for _, each in runs])
+        write_plot(Path(args.plot), title, reports, [each.curves() for _, each in runs])
+        print(f"wrote {args.plot}", file=aside)
     return 0
 
 
-def _fit(args: SimulateArgs, base: CostModel) -> int:
-    assert args.fit is not None
-    assert args.out is not None
-    recording = read_recording(Path(args.fit))
-    run = read_steps(recording, recording.header.config.max_running_requests)
-    description = f"{base.description.split(' Fitted ')[0]} Fitted to {len(run.steps)} steps of a recorded run."
-    costs = fit_cost_model(base, run, description)
-    try:
-        Path(args.out).write_bytes(encode_cost_model(costs))
-    except OSError as error:
-        raise ConfigError(f"--out {args.out}: {error.strerror or error}") from error
-    for found in fit_errors(costs, run):
-        if args.json:
-            print(msgspec.json.encode(found).decode())
-        else:
-            print(
-                f"{found.kind:<8} {found.num_steps:>6} steps: off by {found.median_percent:.1f} % (median), "
-                f"{found.p90_percent:.1f} % (p90), {found.total_percent:+.1f} % of their time in all"
-            )
-    return 0
-
-
-def simulation_config(server_args: ServerArgs, costs: CostModel) -> SchedulerConfig:
+def simulation_config(server_args: ServerArgs, costs: CostModel, context_len: int | None = None) -> SchedulerConfig:
     """The server's own way from flags and workers to a configuration; ConfigError where the weights do not fit.
 
-    The vocabulary is one larger than the model's: the last id is EOS.
+    The context is the model's where none is given. The vocabulary is one larger than the model's: the last id is EOS.
     """
     num_tokens = server_args.max_total_tokens or costs.num_kv_tokens(server_args.tp_size)
     num_pages = num_tokens // server_args.page_size
@@ -106,7 +92,7 @@ def simulation_config(server_args: ServerArgs, costs: CostModel) -> SchedulerCon
         rank=0,
         kv_groups=[KVGroup("full", 1, int(model.kv_bytes_per_token) * server_args.page_size, num_pages)],
         vocab_size=model.vocab_size + 1,
-        context_len=model.context_len,
+        context_len=context_len or model.context_len,
         max_running_requests=server_args.max_running_requests,
         weight_bytes=int(model.weight_bytes),
     )
@@ -174,19 +160,19 @@ def _priorities(trace: Trace) -> Int64Array:
     return np.array([request.priority or 0 for request in trace.requests], np.int64)
 
 
-def _title(args: SimulateArgs, server_args: ServerArgs, config: SchedulerConfig, trace: Trace) -> str:
+def _title(command: CommandLine, config: SchedulerConfig, trace: Trace) -> str:
     num_inputs = sum(request.input_len for request in trace.requests)
     num_outputs = sum(request.output_len for request in trace.requests)
     return (
-        f"{len(trace.requests):,} requests, {num_inputs:,} prompt and {num_outputs:,} output tokens; {args.cost_model}, "
-        f"tp {server_args.tp_size}, {config.num_kv_tokens:,} KV tokens"
+        f"{len(trace.requests):,} requests, {num_inputs:,} prompt and {num_outputs:,} output tokens; "
+        f"{command.args.cost_model}, tp {command.server_args.tp_size}, {config.num_kv_tokens:,} KV tokens"
     )
 
 
 @contextmanager
 def _quiet_scheduler() -> Iterator[None]:
     """Warnings of a simulated scheduler (retractions, refusals) are in the report."""
-    ours = logging.getLogger(__package__)
+    ours = logging.getLogger((__package__ or "").rpartition(".")[0])
     level = ours.level
     ours.setLevel(logging.ERROR)
     try:

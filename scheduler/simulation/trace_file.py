@@ -40,7 +40,7 @@ def read_trace(path: Path, *, vocab_size: int, max_new_tokens: int | None, ignor
     A recorded request keeps the `max_new_tokens` that it asked for; for others it is the argument, or the longest
     output of the trace. With `ignore_eos` every request asks for exactly its output.
     """
-    requests = _read_recording(path, vocab_size) if _is_recording(path) else _read_lines(path, block_len)
+    requests = _read_recording(path, vocab_size) if is_recording(path) else _read_lines(path, block_len)
     if not requests:
         raise TraceError(f"{path} has no request with an output")
     longest = max(request.output_len for request in requests)
@@ -56,7 +56,7 @@ def read_trace(path: Path, *, vocab_size: int, max_new_tokens: int | None, ignor
     return Trace(requests)
 
 
-def _is_recording(path: Path) -> bool:
+def is_recording(path: Path) -> bool:
     """Whether the first line is a recording's header; recordings alone may be packed."""
     try:
         with path.open("rb") as file:
@@ -120,7 +120,7 @@ def _read_recording(path: Path, vocab_size: int) -> list[SimulatedRequest]:
     except RecordingError as error:
         raise TraceError(str(error)) from error
     requests = [_recorded_request(asked[rid], output_ids) for rid, output_ids in outputs.items() if output_ids]
-    largest = max((max(unpack_int32(request.prompt)) for request in requests), default=0)  # type: ignore[arg-type]
+    largest = max((max(unpack_int32(request.prompt), default=0) for request in requests), default=0)  # type: ignore[arg-type]
     if largest >= vocab_size:
         raise TraceError(f"{path} has the token {largest}, and the cost model a vocabulary of {vocab_size}")
     return requests

@@ -15,6 +15,7 @@ import numpy as np
 from .distribution import Int64Array, Lengths, arrival_times, zipf_choices
 from .token_stream import Segment, prompt_ids
 
+MIN_CAP = 16  # tokens: the smallest max_new_tokens that a client asks for
 BATCH = 4096  # conversations are drawn so many at a time
 
 
@@ -97,7 +98,7 @@ class _Writer:
         self._rng = rng
         self._num_streams = workload.num_prefixes + _num_tree_nodes(workload)
         self._draws: dict[str, Iterator[int]] = {}
-        self._cap = workload.max_new_tokens or _default_cap(workload)
+        self._longest = workload.max_new_tokens or _longest_output(workload)
 
     def add_conversation(self, requests: list[SimulatedRequest]) -> None:
         """One conversation, of as many turns as fit into the context and into `num_requests`."""
@@ -108,14 +109,14 @@ class _Writer:
             new = Segment(self._new_stream(), self._next("input_len", workload.input_len))
             prompt = (*prompt, new)
             input_len = sum(segment.length for segment in prompt)
-            output_len = min(self._next("output_len", workload.output_len), self._cap)
+            output_len = min(self._next("output_len", workload.output_len), self._longest)
             if input_len + output_len > workload.context_len and turn:
                 break
             request = SimulatedRequest(
                 prompt=prompt,
                 input_len=input_len,
                 output_len=output_len,
-                max_new_tokens=output_len if workload.ignore_eos else self._cap,
+                max_new_tokens=self._max_new_tokens(output_len),
                 ignore_eos=workload.ignore_eos,
                 after=len(requests) - 1 if turn else None,
                 think_seconds=self._rng.exponential(workload.think_seconds) if workload.think_seconds else 0.0,
@@ -126,6 +127,12 @@ class _Writer:
             if len(requests) == workload.num_requests:
                 break
             prompt = (*prompt, Segment(request.output_stream, output_len))
+
+    def _max_new_tokens(self, output_len: int) -> int:
+        """What a client asks for whose output will have this length: it has an idea of it, and no more."""
+        if self._workload.ignore_eos:
+            return output_len
+        return self._workload.max_new_tokens or max(MIN_CAP, 1 << output_len.bit_length())
 
     def _shared_segments(self) -> tuple[tuple[Segment, ...], str | None]:
         """What the first prompt shares with others, and the routing key of those who share it."""
@@ -171,8 +178,8 @@ def _num_tree_nodes(workload: Workload) -> int:
     return sum(workload.tree_branching**level for level in range(workload.tree_depth))
 
 
-def _default_cap(workload: Workload) -> int:
-    """What a client asks for who does not know: the next power of two over four times the mean output."""
+def _longest_output(workload: Workload) -> int:
+    """Where the tail of the outputs is cut: the next power of two over four times the mean."""
     lengths = workload.output_len
     mean = sum(lengths.parameters) / 2 if lengths.kind == "uniform" else lengths.parameters[0]
     longest = lengths.parameters[-1] if lengths.kind in {"fixed", "uniform"} else 4 * mean

@@ -138,12 +138,16 @@ def test_first_prompts_share_a_path_of_the_tree() -> None:
 
 def test_the_scheduler_is_told_a_cap_and_not_the_length() -> None:
     requests = requests_of(output_len="exponential:50")
-    assert {request.max_new_tokens for request in requests} == {256}
+    for request in requests:
+        assert request.max_new_tokens == max(16, 2 ** int(np.log2(request.output_len) + 1))
+    assert {request.max_new_tokens for request in requests} >= {16, 32, 64, 128, 256}
     assert max(request.output_len for request in requests) <= 256
     assert len({request.output_len for request in requests}) > 20
     exact = requests_of(output_len="exponential:50", ignore_eos=True)
     assert all(request.max_new_tokens == request.output_len for request in exact)
-    assert max(request.output_len for request in requests_of(output_len="100", max_new_tokens=7)) == 7
+    capped = requests_of(output_len="exponential:100", max_new_tokens=7)
+    assert {request.max_new_tokens for request in capped} == {7}
+    assert max(request.output_len for request in capped) == 7
 
 
 def test_a_closed_loop_has_no_arrivals_and_an_open_one_has_them_in_order() -> None:
