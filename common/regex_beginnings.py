@@ -8,26 +8,28 @@ So a pattern is read into pieces, each with the text of a regex for it and of on
     beginnings of x{n,m}         x{0,m-1} and those of x
 
 What may stand before the end of the text is found by RE2 with the beginnings and `\z` behind them.
-The syntax is RE2's, and the pattern one that RE2 has compiled: only what RE2 accepts is told apart here.
-Flags such as (?i) are written to every character they hold for, so that a piece means the same anywhere.
+Only syntax is read whose meaning is certain to be RE2's, in a pattern that RE2 has compiled; all else is refused. A
+piece is written anew, never copied from the pattern with what stands around it: a character as `\x{...}`, every repeat
+around a group, and flags such as (?i) at every character they hold for. So a piece means the same anywhere.
 """
 
 import re
 from functools import reduce
 from typing import NamedTuple
 
-ATOM = re.compile(
-    r"""
-      \\ (?: [pP] (?: \{[^}]*\} | . ) | x (?: \{[0-9A-Fa-f]+\} | [0-9A-Fa-f]{2} ) | [0-7]{1,3} | . )
-    | \[ \^? \]? (?: \[:\^?[a-z]+:\] | \\. | [^\]\\] )*+ \]
-    | .
-    """,
-    re.VERBOSE | re.DOTALL,
+ESCAPED_LETTERS = {"a": 7, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
+CHARACTER = r"(?:\\x[0-9A-Fa-f]{2}|\\x\{[0-9A-Fa-f]{1,6}\}|\\0[0-7]{0,2}+|\\[1-7][0-7]{1,2}+|\\[atnvfr!-/:-@\[-`{-~])"
+KIND = r"(?:\\[dDsSwW]|\\[pP](?:[A-Z]|\{\^?[A-Za-z_]+\}))"  # of characters
+IN_CLASS = rf"(?:{CHARACTER}|[^\]\\\-\[]|\[(?!:))"
+ASSERTION = re.compile(r"\^|\$|\\[AzbB]")
+ONE_OF_MANY = re.compile(  # a hyphen in a class is its first character, its last, or between two
+    rf"{KIND}|\.|\[\^?+\]?+-?+(?:\[:\^?[a-z]+:\]|{KIND}|{IN_CLASS}(?:-{IN_CLASS})?+)*+-?+\]", re.DOTALL
 )
-OPEN = re.compile(r"\((?:\?(?:P?<[^>]*>|(?P<on>[a-zA-Z]*)(?:-(?P<off>[a-zA-Z]*))?(?P<close>[:)])))?")
-REPEAT = re.compile(r"(?:(?P<sign>[*+?])|\{(?P<low>[0-9]+)(?P<comma>,(?P<high>[0-9]*))?\})\??")
-ASSERTIONS = frozenset(["^", "$", r"\A", r"\z", r"\b", r"\B"])
-REFUSED = {r"\C": "single bytes", r"\Q": "quoting"}
+ONE = re.compile(rf"{CHARACTER}|\{{(?![0-9,])|[^\\.+*?()|\[{{^$]", re.DOTALL)
+FLAGS_FOR_ALL = re.compile(r"(?:\(\?[ims]+\))*")
+OPEN = re.compile(r"\((?:\?P?<[A-Za-z_][A-Za-z0-9_]*>|\?(?P<on>[ims]*)(?:-(?P<off>[ims]+))?:|(?!\?))")
+REPEAT = re.compile(r"(?:(?P<sign>[*+?])|\{(?P<low>0|[1-9][0-9]{0,3})(?P<comma>,(?P<high>0|[1-9][0-9]{0,3})?)?\})\??")
+MAX_REPEAT = 1000  # RE2's
 SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
@@ -49,7 +51,7 @@ NOTHING = Piece("", "", 0, 0)
 
 
 def read_regex(pattern: str) -> Piece:
-    """The pattern as one piece; UnsupportedSyntax for the few things of RE2 that can't be served."""
+    """The pattern as one piece; UnsupportedSyntax for what is not certain to mean what it means to RE2."""
     return _Reader(pattern).read()
 
 
@@ -57,15 +59,20 @@ class _Reader:
     """Recursive descent; `_flags` are those of i, m and s that are on, until their group ends."""
 
     def __init__(self, pattern: str) -> None:
+        flags = FLAGS_FOR_ALL.match(pattern)
+        assert flags is not None
         self._pattern = pattern
-        self._at = 0
-        self._flags: frozenset[str] = frozenset()
+        self._at = flags.end()
+        self._flags = frozenset(flags[0]) & frozenset("ims")
 
     def read(self) -> Piece:
         piece = self._alternatives()
         if self._at < len(self._pattern):
-            raise UnsupportedSyntax(f"the syntax at character {self._at} is not supported")
+            raise self._unsupported()
         return piece
+
+    def _unsupported(self) -> UnsupportedSyntax:
+        return UnsupportedSyntax(f"{self._pattern[self._at : self._at + 8]!a} at character {self._at} is not supported")
 
     def _alternatives(self) -> Piece:
         branches = [self._sequence()]
@@ -82,37 +89,61 @@ class _Reader:
 
     def _group(self) -> Piece:
         found = OPEN.match(self._pattern, self._at)
-        if found is None:
-            raise UnsupportedSyntax(f"the group at character {self._at} is not supported")
+        if found is None:  # flags in the middle among them: they are no part that a repeat could follow
+            raise self._unsupported()
         self._at, before = found.end(), self._flags
-        self._flags = (before | set(found["on"] or "") - {"U"}) - set(found["off"] or "")
-        if found["close"] == ")":
-            return NOTHING
+        self._flags = (before | set(found["on"] or "")) - set(found["off"] or "")
         piece = self._alternatives()
-        self._at += 1  # the parenthesis that closes
+        if not self._pattern.startswith(")", self._at):
+            raise self._unsupported()
+        self._at += 1
         self._flags = before
         return piece
 
     def _atom(self) -> Piece:
-        found = ATOM.match(self._pattern, self._at)
-        assert found is not None
-        self._at, text = found.end(), found[0]
-        if text in REFUSED:
-            raise UnsupportedSyntax(f"{text} ({REFUSED[text]}) is not supported")
-        whole = f"(?{''.join(sorted(self._flags))}:{text})" if self._flags else text
-        if text in ASSERTIONS:
-            return Piece(whole, "", 0, 0, is_single=True)
+        if (found := ASSERTION.match(self._pattern, self._at)) is not None:
+            self._at = found.end()
+            return Piece(self._with_flags(found[0]), "", 0, 0, is_single=True)
+        if (found := ONE_OF_MANY.match(self._pattern, self._at)) is not None:
+            text = found[0]
+        elif (found := ONE.match(self._pattern, self._at)) is not None:
+            text = rf"\x{{{_code_of(found[0]):x}}}"
+        else:
+            raise self._unsupported()
+        self._at, whole = found.end(), self._with_flags(text)
         return Piece(whole, f"(?:{whole})?", 1, 1, is_single=True)
+
+    def _with_flags(self, text: str) -> str:
+        return f"(?{''.join(sorted(self._flags))}:{text})" if self._flags else text
 
     def _repeated(self, piece: Piece) -> Piece:
         found = REPEAT.match(self._pattern, self._at)
         if found is None:
             return piece
+        low, high = _bounds(found)
+        if piece.max_len == 0 or (piece.min_len == 0 and high not in {0, 1}):  # of the latter some cost very much
+            raise UnsupportedSyntax(f"the repeat at character {self._at} is of what can match the empty text")
+        if REPEAT.match(self._pattern, found.end()) or max(low, high or 0) > MAX_REPEAT:
+            raise self._unsupported()
         self._at = found.end()
-        if found["sign"]:
-            return _repeat(piece, *SIGNS[found["sign"]])
-        low = int(found["low"])
-        return _repeat(piece, low, int(found["high"]) if found["high"] else None if found["comma"] else low)
+        return _repeat(piece, low, high)
+
+
+def _code_of(character: str) -> int:
+    """The code of a character as ONE reads it: itself, or an escape."""
+    if not character.startswith("\\"):
+        return ord(character)
+    escaped = character[1:]
+    if escaped[0] == "x":
+        return int(escaped[1:].strip("{}"), 16)
+    return int(escaped, 8) if escaped[0] in "01234567" else ESCAPED_LETTERS.get(escaped, ord(escaped[0]))
+
+
+def _bounds(found: re.Match[str]) -> tuple[int, int | None]:
+    if found["sign"]:
+        return SIGNS[found["sign"]]
+    low = int(found["low"])
+    return low, int(found["high"]) if found["high"] else None if found["comma"] else low
 
 
 def _any_of(branches: list[Piece]) -> Piece:

@@ -2,7 +2,7 @@
 
 RE2 matches in time linear in the text, whatever the pattern; at worst a byte costs a step for each instruction of its
 program. So the text that is searched for each token is bounded: `max_held_bytes` times the size of the programs is at
-most MAX_WORK, about a millisecond; an ordinary pattern takes microseconds. A pattern that can match only so much, and
+most MAX_WORK, less than a millisecond; an ordinary pattern takes microseconds. A pattern that can match only so much, and
 more than that, is refused. The limits are checked at the edge, where a pattern beyond them is a 400, and again in the
 detokenizer.
 """
@@ -16,11 +16,15 @@ from .regex_beginnings import Piece, UnsupportedSyntax, read_regex
 from .sampling_params import InvalidParam
 
 MAX_PROGRAM_SIZE = 4096  # instructions of all regexes of a request together
-MAX_WORK = 256 * 1024  # bytes times instructions
+MAX_WORK = 64 * 1024  # bytes times instructions
 MAX_HELD_BYTES = 4096
 MAX_REGEX_BYTES = 256 * 1024  # what one compiled regex may use, its cache of states included
 MAX_CHARACTER_BYTES = 4
+MATCHES_NOTHING = "it matches the empty text, and would end every request at once"
 TOO_LARGE = "stop_regex: too large, alone or together; use smaller numbers in {n,m}, or plainer classes"
+
+
+PROBES = [before + after for before in (b"", b"a", b"\n", b" ") for after in (b"", b"a", b"\n", b" ", b"\xc3\xa9")]
 
 
 class StopRegexes(NamedTuple):
@@ -42,6 +46,7 @@ def compile_stop_regexes(patterns: tuple[str, ...]) -> StopRegexes:
     searches = [_compile(pattern, pattern) for pattern in patterns]
     pieces = [_read(pattern) for pattern in patterns]
     beginning = _compile(rf"(?:{'|'.join(piece.begun for piece in pieces)})\z", ", ".join(patterns))
+    check_by_trial(patterns, searches, beginning)
     program_size = sum(regex.programsize for regex in (*searches, beginning))
     max_held_bytes = min(MAX_HELD_BYTES, MAX_WORK // program_size)
     longest = max(map(_max_bytes, pieces, searches))
@@ -61,8 +66,20 @@ def _read(pattern: str) -> Piece:
     except UnsupportedSyntax as error:
         raise _refusal(pattern, str(error)) from None
     if piece.min_len == 0:
-        raise _refusal(pattern, "it matches the empty text, and would end every request at once")
+        raise _refusal(pattern, MATCHES_NOTHING)
     return piece
+
+
+def check_by_trial(patterns: tuple[str, ...], searches: list[Any], beginning: Any) -> None:
+    """What must be true of every accepted pattern, asked of RE2 itself and so whatever the reader has understood."""
+    for text in PROBES:
+        for start in range(len(text) + 1):
+            for pattern, regex in zip(patterns, searches, strict=True):
+                match = regex.search(text, start)
+                if match is not None and match.start() == match.end():
+                    raise _refusal(pattern, MATCHES_NOTHING)
+            if beginning.search(text, start) is None:
+                raise _refusal(", ".join(patterns), "its beginnings are not known")
 
 
 def _compile(regex: str, pattern: str) -> Any:

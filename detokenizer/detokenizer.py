@@ -3,11 +3,13 @@
 Token ends are the scheduler's proposal and arrive with the tokens. A stop string or regex at an earlier or the same
 token comes first: then the answer says so, the scheduler gets a TextEnded, and whatever it still sends of the request is
 ignored. So a token that was sampled after the end shows nowhere: not in text, token ids or counts.
+
+Whatever a request brings that can't be handled ends that request alone, as a text end does: with a 500.
 """
 
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from ..common.finish_reason import FINISH_ABORT, FINISH_MATCHED_TOKEN
 from ..common.messages import (
@@ -25,6 +27,7 @@ from ..common.tokenizer import Tokenizer
 from .decode_status import DecodeStatus, TextEnd
 
 logger = logging.getLogger(__name__)
+Made = TypeVar("Made")
 
 
 class DetokenizerOutput(NamedTuple):
@@ -70,19 +73,18 @@ class Detokenizer:
         return done
 
     def _start(self, start: StreamStart, done: DetokenizerOutput) -> None:
-        """Open a request; one whose stop regexes do not compile (the edge has checked them) fails alone."""
-        try:
-            self._open[start.rid] = DecodeStatus(start, self._tokenizer)
-        except InvalidParam as error:
-            logger.error("request %s: %s", start.rid, error)
-            reason = FINISH_ABORT(str(error), 500, "InternalServerError")
-            answer = StrEnd(reason, 0, RequestStats(start.prompt_len, 0, 0))
-            done.outputs.append(StrOutput(start.rid, "", b"", answer))
-            done.text_ends.append(TextEnded(start.rid, 0, 0))
+        """Open a request; one that can't be opened, as its stop regexes do not compile, is answered at once."""
+        made = make_or_abort(start.rid, lambda: DecodeStatus(start, self._tokenizer))
+        if isinstance(made, DecodeStatus):
+            self._open[start.rid] = made
+            return
+        answer = StrEnd(made, 0, RequestStats(start.prompt_len, 0, 0))
+        done.outputs.append(StrOutput(start.rid, "", b"", answer))
+        done.text_ends.append(TextEnded(start.rid, 0, 0))
 
     def _take_row(self, row: RowTokens, end: RequestEnd | None, done: DetokenizerOutput) -> None:
         status = self._open[row.rid]
-        text_end = add_tokens(status, row.token_ids, end)
+        text_end = make_or_abort(row.rid, lambda: add_tokens(status, row.token_ids, end))
         answer = None
         if text_end is not None:
             answer = StrEnd(text_end, status.num_tokens, stats_of(status, row, end))
@@ -95,6 +97,18 @@ class Detokenizer:
         if answer is not None or status.start.stream:
             text, token_ids = status.take_new_text()
             done.outputs.append(StrOutput(row.rid, text, token_ids, answer))
+
+
+def make_or_abort(rid: str, make: Callable[[], Made]) -> Made | FINISH_ABORT:
+    """What `make` makes for a request, or the end of the request: whatever goes wrong in it must not reach another."""
+    try:
+        return make()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the tokenizer's panics are no Exception
+        logger.exception("request %s: its text cannot be made; it ends", rid)
+        why = str(error) if isinstance(error, InvalidParam) else "The text of the request could not be made."
+        return FINISH_ABORT(why, 500, "InternalServerError")
 
 
 def split_rows(message: BatchTokenIDOutput) -> list[RowTokens]:

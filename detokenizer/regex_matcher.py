@@ -19,6 +19,10 @@ from typing import NamedTuple
 from ..common.stop_regex import StopRegexes, compile_stop_regexes
 
 
+class BrokenRegex(RuntimeError):
+    """A compiled stop regex does what none may do."""
+
+
 class RegexMatch(NamedTuple):
     """`pattern` matches from `start` to `end`: characters counted from the end of the text that was fed."""
 
@@ -56,21 +60,40 @@ class RegexMatcher:
         """Read the text of a token that matches can't end."""
         text, start = self._seen + piece.encode(), self._held_start
         while (found := self._find(text, start)) is not None:
-            _, _, start = found
+            _, _, start = found  # further on: no match is empty
         self._hold(text, start)
 
     def _find(self, text: bytes, start: int) -> tuple[int, int, int] | None:
-        """Where the first match begins, its pattern's index, and where it ends."""
+        """Where the first match begins, its pattern's index, and where it ends: whole characters, at least one."""
         found = [(index, regex.search(text, start)) for index, regex in enumerate(self._regexes.searches)]
-        return min(((match.start(), index, match.end()) for index, match in found if match), default=None)
+        first = min(((match.start(), index, match.end()) for index, match in found if match), default=None)
+        if first is None:
+            return None
+        begin, index, end = first
+        if end <= begin:
+            raise BrokenRegex(f"stop_regex {self._regexes.patterns[index]!a} matches the empty text")
+        while begin > start and _is_inside_character(text, begin):
+            begin -= 1
+        return begin, index, _next_character(text, end)
 
     def _hold(self, text: bytes, start: int) -> None:
-        start = max(self._regexes.beginning.search(text, start).start(), len(text) - self._regexes.max_held_bytes)
-        while start < len(text) and text[start] & 0xC0 == 0x80:  # inside a character
-            start += 1
+        begun = self._regexes.beginning.search(text, start)
+        if begun is None:
+            raise BrokenRegex(f"the beginnings of stop_regex {self._regexes.patterns!a} miss the empty text")
+        start = _next_character(text, max(begun.start(), len(text) - self._regexes.max_held_bytes))
         self._held_start = min(start, 1)
         self._seen = text[start - self._held_start :]
         self.held_len = len(self._seen[self._held_start :].decode())
+
+
+def _is_inside_character(text: bytes, at: int) -> bool:
+    return at < len(text) and text[at] & 0xC0 == 0x80
+
+
+def _next_character(text: bytes, at: int) -> int:
+    while _is_inside_character(text, at):
+        at += 1
+    return at
 
 
 def make_regex_matcher(patterns: tuple[str, ...]) -> RegexMatcher | None:

@@ -91,7 +91,9 @@ def test_a_match_that_begins_before_min_new_tokens_may_end_after_it() -> None:
     assert detokenizer.handle(message(tokens={"r": ids[2:]})).text_ends == [TextEnded("r", 0, 3)]
 
 
-@pytest.mark.parametrize("pattern", ["(", r"\1", "(?=a)", "x{900}", "x*"])
+@pytest.mark.parametrize(
+    "pattern", ["(", r"\1", "(?=a)", "x{900}", "x*", "x{99999999999}", "a(?i)*", r"\n(?i){0}\B", "x{01}"]
+)
 def test_a_regex_that_does_not_compile_fails_its_request_and_no_other(pattern: str) -> None:
     detokenizer = Detokenizer(smollm2())
     ids = ids_of("one two")

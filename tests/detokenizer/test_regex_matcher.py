@@ -4,9 +4,10 @@ import time
 from statistics import median
 
 import pytest
+import re2
 
-from millstream.common.stop_regex import MAX_HELD_BYTES, compile_stop_regexes
-from millstream.detokenizer.regex_matcher import RegexMatch, RegexMatcher, make_regex_matcher
+from millstream.common.stop_regex import MAX_HELD_BYTES, StopRegexes, compile_stop_regexes
+from millstream.detokenizer.regex_matcher import BrokenRegex, RegexMatch, RegexMatcher, make_regex_matcher
 
 ENGLISH = "the quick brown fox jumps over the lazy dog, "
 
@@ -80,17 +81,19 @@ def test_a_peek_tells_what_comes_and_changes_nothing() -> None:
 
 
 def test_a_match_without_end_is_known_by_its_last_part() -> None:
-    matcher = matcher_of("[0-9]+:")
+    regexes = compile_stop_regexes(("[0-9]+:",))
+    matcher, max_held = RegexMatcher(regexes), regexes.max_held_bytes
     for _ in range(3000):
         assert matcher.feed("123") is None
-    assert matcher.held_len == MAX_HELD_BYTES
-    assert matcher.feed("4:") == RegexMatch("[0-9]+:", MAX_HELD_BYTES + 2, 0)
+    assert matcher.held_len == max_held
+    assert matcher.feed("4:") == RegexMatch("[0-9]+:", max_held + 2, 0)
 
 
 def test_a_match_whose_beginning_is_too_long_ago_is_not_seen_and_holds_nothing_for_ever() -> None:
-    matcher = matcher_of(r"BEGIN[\s\S]*END")
+    regexes = compile_stop_regexes((r"BEGIN[\s\S]*END",))
+    matcher = RegexMatcher(regexes)
     assert matcher.feed("BEGIN") is None
-    assert matcher.feed("x" * (MAX_HELD_BYTES - 10)) is None
+    assert matcher.feed("x" * (regexes.max_held_bytes - 10)) is None
     assert matcher.peek("END") is not None
     assert matcher.feed("x" * 10) is None
     assert matcher.feed("x") is None
@@ -99,12 +102,36 @@ def test_a_match_whose_beginning_is_too_long_ago_is_not_seen_and_holds_nothing_f
 
 
 def test_a_held_text_that_is_cut_begins_with_a_whole_character() -> None:
-    matcher = matcher_of("\u00e9+:")
+    regexes = compile_stop_regexes(("\u00e9+:",))
+    matcher = RegexMatcher(regexes)
     for _ in range(MAX_HELD_BYTES):
         assert matcher.feed("\u00e9") is None
-    assert matcher.held_len == MAX_HELD_BYTES // 2
+    assert matcher.held_len == regexes.max_held_bytes // 2
     assert matcher.feed("x") is None
     assert matcher.feed("\u00e9:") == RegexMatch("\u00e9+:", 2, 0)
+
+
+def broken(search: str, beginning: str = r"(?:a?)\z") -> RegexMatcher:
+    """A matcher of what is never accepted."""
+    return RegexMatcher(StopRegexes((search,), (re2.compile(search),), re2.compile(beginning), MAX_HELD_BYTES))
+
+
+def test_a_regex_that_matches_the_empty_text_raises_and_never_goes_round_for_ever() -> None:
+    for read_piece in (broken("a*").skip, broken("a*").feed, broken("a*").peek, broken(r"\B").skip):
+        with pytest.raises(BrokenRegex):
+            read_piece("b\u00e9")
+
+
+def test_beginnings_that_are_not_found_raise() -> None:
+    with pytest.raises(BrokenRegex):
+        broken("b", beginning=r"a\z").feed("x")
+
+
+def test_a_match_of_a_part_of_a_character_is_one_of_the_character() -> None:
+    matcher = broken(r"\C{3}")
+    assert matcher.feed("\u00e9\u00e9x") == RegexMatch(r"\C{3}", 3, 1)
+    matcher = broken(r"\xa9|\C\z")
+    assert matcher.feed("a\u00e9") == RegexMatch(r"\xa9|\C\z", 1, 0)
 
 
 def test_no_stop_regexes_need_no_matcher() -> None:
