@@ -31,8 +31,8 @@ from millstream.common.messages import (
     pack_int32,
 )
 from millstream.common.sampling_params import SamplingParams
-from millstream.scheduler.recording.recording import Decision, Event, RecordingError, read_recording
 from millstream.scheduler.recording.message_json import PlainError, from_plain, to_plain
+from millstream.scheduler.recording.recording import Decision, Event, RecordingError, read_recording
 from millstream.scheduler.recording.schedule_recorder import RecordedScheduler, ScheduleRecorder, make_scheduler
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig
