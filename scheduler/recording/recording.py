@@ -6,6 +6,7 @@
     {"event": "plan", "now": 12.5}             get_next_batch_to_run was called; it gave a batch if one follows
     {"event": "snapshot", "now": 12.5}         take_snapshot was called
     {"event": "check", "now": 12.5}            check_when_idle was called
+    {"event": "close", "now": 12.5}            the end: nothing more is decided, and nothing waits to be taken
     {"decision": {"type": "ScheduleBatch" | "BatchTokenIDOutput" | "ControlReqOutput", ...}}
 
 `now` is the monotonic clock of the host in seconds, as the requests' `arrival`. Messages are written as message_json.py
@@ -27,7 +28,14 @@ from .consistency import InconsistentError, check_columns, check_config
 from .message_json import PlainError, from_plain, to_plain
 
 FORMAT = 1
-EVENT_TYPES = {"handle": ToScheduler | TextEnded, "result": BatchResult, "plan": None, "snapshot": None, "check": None}
+EVENT_TYPES = {
+    "handle": ToScheduler | TextEnded,
+    "result": BatchResult,
+    "plan": None,
+    "snapshot": None,
+    "check": None,
+    "close": None,
+}
 
 LINE_ERRORS = (msgspec.DecodeError, PlainError, InconsistentError, RecursionError)
 

@@ -69,11 +69,18 @@ class Replay:
         if self._planned is not None:
             return self._compare(event.line, None, self._planned)
         self.num_events += 1
+        if event.what == "close":
+            return self._left_over(event.line)
         try:
             self._call(event)
         except Exception as error:  # noqa: BLE001 - whatever a scheduler does wrong is what a replay is to show
             return self._failure(event.line, f"event {event.what}", error)
         return None
+
+    def _left_over(self, line: int) -> Difference | None:
+        """What the scheduler decides now and the recorded one did not, at the end of a recording."""
+        left = [self.scheduler.take_output(), *self._replies, *self._new_replies()]
+        return next((self._compare(line, None, each) for each in left if each is not None), None)
 
     def _failure(self, line: int, what: str, error: Exception) -> Difference:
         place = extract_tb(error.__traceback__)[-1]
@@ -115,8 +122,11 @@ class Replay:
             return planned
         if isinstance(recorded, BatchTokenIDOutput):
             return self.scheduler.take_output()
-        self._replies += [each for each in self.scheduler.take_replies() if isinstance(each, ControlReqOutput)]
+        self._replies += self._new_replies()
         return self._replies.popleft() if self._replies else None
+
+    def _new_replies(self) -> list[ControlReqOutput]:
+        return [each for each in self.scheduler.take_replies() if isinstance(each, ControlReqOutput)]
 
     def _compare(self, line: int, recorded: Decided | None, now: Decided | None) -> Difference:
         """The first field that differs, in words; as JSON where the words are the same."""

@@ -57,5 +57,5 @@ def _summary(recording: Recording, report: ReplayReport) -> str:
     counts = f"{report.num_events} events, {report.num_decisions} decisions"
     if report.difference is not None:
         return f"{counts} until the first difference\n{report.difference}"
-    cut = "\nThe last line is cut off: the server was killed while it wrote." if recording.is_truncated else ""
+    cut = "\nThe last line is cut off: the recording ended while it was written." if recording.is_truncated else ""
     return f"{counts}: all equal{cut}"

@@ -141,7 +141,10 @@ class RecordedScheduler(Scheduler):
             super().check_when_idle()
 
     def close(self) -> None:
-        """As Scheduler's; the file is complete."""
+        """As Scheduler's; what nobody took is decided all the same, and the file is complete."""
+        self.take_output()
+        self.take_replies()
+        self.recorder.write(encode_event("close", self.state.now))
         self.recorder.close()
 
     @contextmanager

@@ -55,7 +55,7 @@ class RecordedHarness(Harness):
             pass
         self.scheduler.check_when_idle()
         self.scheduler.take_snapshot(self.now)
-        self.recorder.close()
+        self.scheduler.close()
 
 
 def storm(

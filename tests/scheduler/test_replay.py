@@ -71,6 +71,18 @@ def test_a_random_storm_is_replayed_with_equal_decisions(config: dict[str, Any],
         assert report.num_decisions > 20
 
 
+@pytest.mark.parametrize("kind", ["BatchTokenIDOutput", "ControlReqOutput"])
+def test_outputs_and_replies_that_the_recording_lacks_are_a_difference(kind: str, tmp_path: Path) -> None:
+    lines = (TRACES / "pause_and_continue.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if kind not in line]
+    assert len(kept) < len(lines)
+    path = tmp_path / "cut.jsonl"
+    path.write_text("".join(kept))
+    difference = replay(read_recording(path)).difference
+    assert difference is not None
+    assert difference.what == kind
+
+
 def test_a_recording_holds_every_batch_and_result_in_order(tmp_path: Path) -> None:
     path = tmp_path / "schedule.jsonl"
     harness = RecordedHarness(path)
@@ -92,7 +104,7 @@ def test_a_question_about_a_request_is_answered_and_not_recorded(tmp_path: Path)
     (reply,) = harness.scheduler.take_replies()
     assert isinstance(reply, ExplainReqOutput)
     assert [event.what for event in reply.events] == ["queued", "admitted", "chunk", "first_token", "ended"]
-    harness.recorder.close()
+    harness.scheduler.close()
     assert b"Explain" not in path.read_bytes()
     assert replay(read_recording(path)).difference is None
 
