@@ -8,10 +8,11 @@ A match that is not complete must not be sent yet, since it would be trimmed. So
 may be the beginning of a match, from the first place where one may begin. A match that comes later starts there or
 after it; so each token costs a search of the held and the new text, and never of what came before.
 
-The held text is bounded (StopRegexes.max_held_bytes: 4096 bytes for a small pattern). What a pattern without `*`, `+`
-or `{n,}` matches is never longer. Of a match with them that gets longer only that much of its end is known: it still
-ends the text if the end alone matches (`[0-9]+:`), and then only the end is trimmed; if not (`BEGIN[\s\S]*END`), it is
-not seen. All this is a function of the tokens: a request gets the same text whether it streams or not.
+The held text is bounded (StopRegexes.max_held_bytes: some thousand bytes for a small pattern). What a pattern without
+`*`, `+` or `{n,}` matches is never longer. Of a match with them that gets longer only that much of its end is known: it
+still ends the text if the end alone matches (`[0-9]+:`), and then only the end is trimmed; if not
+(`BEGIN[\s\S]*END`), it is not seen. All this is a function of the tokens: a request gets the same text whether it
+streams or not.
 """
 
 from typing import NamedTuple

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from millstream.common.channel import Hub, Receiver
@@ -95,6 +96,26 @@ def test_tokens_become_text_and_a_stop_string_is_told_to_the_scheduler(run_dir: 
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(DEADLINE) == 0
+
+
+def test_what_one_request_brings_does_not_end_the_process(run_dir: Path, hub: Hub) -> None:
+    from_detokenizer: Receiver[FromDetokenizer] = hub.open_receiver(detokenizer_to_manager(), FromDetokenizer)
+    to_scheduler: Receiver[TextEnded] = hub.open_receiver(detokenizer_to_scheduler(), TextEnded)
+    with start_child(ENTRY, config(run_dir, "smollm2")) as child:
+        tokens = hub.open_sender(scheduler_to_detokenizer())
+        receive(hub, from_detokenizer, 1)
+        half_an_id = msgspec.structs.replace(start_of("half an id"), context_ids=b"\0\0")
+        starts = [start_of("regex", stop_regex=("x{99999999999}",)), half_an_id, start_of("good")]
+        no_tokens = pack_int32([])
+        end = RequestEnd("good", FINISH_LENGTH(0), 0, RequestStats(7, 0, 0))
+        tokens.send(BatchTokenIDOutput(starts, [], no_tokens, no_tokens, no_tokens, no_tokens, [end]))
+        (message,) = receive(hub, from_detokenizer, 1)
+        assert isinstance(message, BatchStrOutput)
+        reasons = {out.rid: out.end and out.end.finish_reason for out in message.outputs}
+        assert [getattr(reasons[rid], "status_code", None) for rid in ("regex", "half an id")] == [500, 500]
+        assert reasons["good"] == FINISH_LENGTH(0)
+        assert receive(hub, to_scheduler, 2) == [TextEnded("regex", 0, 0), TextEnded("half an id", 0, 0)]
+        assert child.poll() is None
 
 
 def test_a_model_without_a_tokenizer_ends_the_process_with_its_cause(run_dir: Path, tmp_path: Path) -> None:
