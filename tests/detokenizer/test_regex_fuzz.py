@@ -94,9 +94,9 @@ def check_many(seed: int, num_regexes: int) -> tuple[int, int]:
 
 
 def test_a_regex_is_refused_or_agrees_with_searches_of_the_whole_text() -> None:
-    num_accepted, num_matches = check_many(seed=1, num_regexes=3000)
-    assert num_accepted > 600
-    assert num_matches > 600
+    num_accepted, num_matches = check_many(seed=1, num_regexes=8000)
+    assert num_accepted > 1500
+    assert num_matches > 1500
 
 
 NASTY = [".", "a", r"\pL", "[^b]", r"\s", "(?:.?)", "(?:a|.)", r"(?i:[a-z])", "\u4e2d", r"\w"]
