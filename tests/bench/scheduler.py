@@ -167,6 +167,7 @@ def measure(policy: str, num_waiting: int, num_steps: int) -> dict[str, object]:
     started = stats.num_started_reqs - started
     times = {name: median_us(values) for name, values in server.times.items()}
     times["step_p99_us"] = p99_us(server.times["step_us"])
+    times["arrival_p99_us"] = p99_us(server.times["arrival_us"])
     shape = {"rows": statistics.median(server.num_rows), "admitted_per_step": round(started / num_steps, 2)}
     case = {"server": "millstream", "policy": policy, "waiting": num_waiting}
     return case | shape | times | measure_parts(load, server, num_steps)
