@@ -33,7 +33,6 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from millstream.common.config import AUTO_CHUNK
 from millstream.common.messages import BatchResult, ScheduleBatch, TokenizedGenerateReqInput, pack_int32
 from millstream.common.sampling_params import SamplingParams
 from millstream.scheduler import scheduler as scheduler_module

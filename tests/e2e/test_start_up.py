@@ -129,7 +129,10 @@ def test_a_taken_port_is_one_line_within_a_second() -> None:
         (("smollm2", "--device", "cuda", "--tp-size", "9"), "--device cuda"),
         (("smollm2", "--context-length", "99999"), "--context-length"),
         (("smollm2", "--chat-template", "/nowhere.jinja"), "--chat-template"),
-        (("smollm2", "--record-schedule", "/nowhere/schedule"), "--record-schedule /nowhere/schedule: the file can not be made"),
+        (
+            ("smollm2", "--record-schedule", "/nowhere/schedule"),
+            "--record-schedule /nowhere/schedule: the file can not be made",
+        ),
         (("smollm2", "--record-schedule", __file__), "the file exists already"),
     ],
 )
