@@ -13,6 +13,12 @@ before. fcfs has started all of (2) when it starts r, and has at most (N - 1) L 
 w <= N (F - t) + (N - 1) L. At P all of (1) to (3) is done or running: N (P - t) <= (N - 1) L + w + N (A + L), which
 gives P - F <= A + L + 2 L (N - 1) / N.
 
+    Whatever the limit is, it starts at most A + (K + 1) L steps after its arrival (and so after its start under fcfs),
+    where K requests that came earlier still wait when it ages.
+
+Once it has aged only those K go ahead of it. The first of them starts at the latest when all that runs has ended, after
+L steps, since backfilling does not make the first one wait (as far as lifetimes are known); then it is the next one's turn.
+
 fcfs itself needs no ageing. Time that a request spent running does not count as waiting, so one that was preempted
 does not come back ahead of the one that took its place.
 """

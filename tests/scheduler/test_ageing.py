@@ -1,7 +1,7 @@
-"""The bound on waiting (waiting_queue.py) held by the whole scheduler, where rows are the limit."""
+"""The bounds on waiting (waiting_queue.py) held by the whole scheduler."""
 
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,14 +19,23 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def start_steps(seed: int, **options: Any) -> tuple[list[int], int]:
-    """The steps in which the requests of a random load start, and the most steps that one of them runs."""
+class Load(NamedTuple):
+    """Of each request, in order of arrival, the steps of its arrival and start; and the most steps that one runs."""
+
+    arrivals: list[int]
+    starts: list[int]
+    longest: int
+
+
+def run_load(seed: int, *, num_pages: int, max_rows: int, **options: Any) -> Load:
+    """A random load whose lifetimes are known."""
     rng = random.Random(seed)
     harness = Harness(
-        num_pages=2000,
+        num_pages=num_pages,
         page_size=4,
-        max_running_requests=rng.randrange(1, 5),
+        max_running_requests=rng.randrange(1, max_rows + 1),
         schedule_ageing_steps=AGEING_STEPS,
+        max_queued_tokens=100_000,
         disable_overlap_schedule=True,
         check_every=100,
         **options,
@@ -43,21 +52,37 @@ def start_steps(seed: int, **options: Any) -> tuple[list[int], int]:
             num_asked += 1
         harness.step()
     harness.run()
-    return [admitted_step(harness, f"r{index}") for index in range(num_asked)], longest
+    rids = [f"r{index}" for index in range(num_asked)]
+    return Load(
+        [step_of(harness, rid, "queued") for rid in rids], [step_of(harness, rid, "admitted") for rid in rids], longest
+    )
 
 
-def admitted_step(harness: Harness, rid: str) -> int:
+def step_of(harness: Harness, rid: str, what: str) -> int:
     _, events = harness.state.journal.explain(rid)
-    return next(event.step for event in events if event.what == "admitted")
+    return next(event.step for event in events if event.what == what)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nobody_starts_later_than_the_bound_allows(policy: str) -> None:
+def test_where_rows_are_the_limit_nobody_starts_much_later_than_under_fcfs(policy: str) -> None:
     num_later = 0
     for seed in range(12):
-        first_come, longest = start_steps(seed)
-        starts, _ = start_steps(seed, **POLICIES[policy])
-        for step, fcfs_step in zip(starts, first_come, strict=True):
-            assert step - fcfs_step <= AGEING_STEPS + 3 * longest, f"seed {seed}"
-            num_later += step > fcfs_step + AGEING_STEPS
+        fcfs = run_load(seed, num_pages=2000, max_rows=4)
+        load = run_load(seed, num_pages=2000, max_rows=4, **POLICIES[policy])
+        for start, fcfs_start in zip(load.starts, fcfs.starts, strict=True):
+            assert start - fcfs_start <= AGEING_STEPS + 3 * load.longest, f"seed {seed}"
+            num_later += start > fcfs_start + AGEING_STEPS
     assert num_later, "loads in which nobody has to wait longer show nothing"
+
+
+@pytest.mark.parametrize("policy", ["fcfs", *POLICIES])
+def test_whatever_the_limit_is_who_has_aged_waits_for_the_older_ones_alone(policy: str) -> None:
+    num_aged = 0
+    for seed in range(12):
+        load = run_load(seed, num_pages=22, max_rows=12, **POLICIES.get(policy, {}))
+        for index, (arrival, start) in enumerate(zip(load.arrivals, load.starts, strict=True)):
+            aged_at = arrival + AGEING_STEPS
+            num_older = sum(other >= aged_at for other in load.starts[:index])
+            assert start <= aged_at + (num_older + 1) * load.longest, f"seed {seed}"
+            num_aged += start > aged_at
+    assert num_aged > 50, "loads in which nobody ages show nothing"
