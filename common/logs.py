@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 FORMAT = "%(asctime)s %(levelname)-7s {name}: %(message)s"
 
@@ -13,3 +15,15 @@ def set_up_logging(level: str, process_name: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+@contextmanager
+def quiet_below(level: int, name: str) -> Iterator[None]:
+    """The loggers from `name` on say nothing below `level`."""
+    ours = logging.getLogger(name)
+    level_before = ours.level
+    ours.setLevel(level)
+    try:
+        yield
+    finally:
+        ours.setLevel(level_before)

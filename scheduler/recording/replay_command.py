@@ -3,12 +3,12 @@
 import argparse
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ...common.command_line import Parser
 from ...common.config import ConfigError
+from ...common.logs import quiet_below
+from ..scheduler import Scheduler
 from .recording import Recording, RecordingError, read_recording
 from .replay import ReplayReport, replay
 
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     """0: every decision is the recorded one; 1: one differs; 2: a wrong command line, or a file that can't be read."""
     try:
         recording = read_recording(Path(_parse(argv).file))
-        with _silent_scheduler():
+        with quiet_below(logging.CRITICAL, Scheduler.__module__.rpartition(".")[0]):
             report = replay(recording)
     except (ConfigError, RecordingError) as error:
         print(f"millstream replay: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -39,18 +39,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("file", metavar="FILE", help="what --record-schedule wrote; .gz is unpacked")
     return parser.parse_known_flags(argv)
-
-
-@contextmanager
-def _silent_scheduler() -> Iterator[None]:
-    """What it logs was logged when it was recorded."""
-    ours = logging.getLogger((__package__ or "").rpartition(".")[0])
-    level = ours.level
-    ours.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        ours.setLevel(level)
 
 
 def _summary(recording: Recording, report: ReplayReport) -> str:

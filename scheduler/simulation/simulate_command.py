@@ -3,14 +3,13 @@
 import gc
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from ...common.config import ConfigError, ServerArgs
+from ...common.logs import quiet_below
 from ...common.messages import KVGroup, WorkerReady
 from ..recording.recording import RecordingError
 from ..scheduler import Scheduler
@@ -39,7 +38,7 @@ def main(argv: list[str]) -> int:
     try:
         command = parse_simulate_args(argv)
         costs = load_cost_model(command.args.cost_model)
-        with _quiet_scheduler():
+        with quiet_below(logging.ERROR, Scheduler.__module__.rpartition(".")[0]):
             return fit(command.args, costs) if command.args.fit is not None else _simulate(command, costs)
     except USER_ERRORS as error:
         print(f"millstream simulate: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -167,15 +166,3 @@ def _title(command: CommandLine, config: SchedulerConfig, trace: Trace) -> str:
         f"{len(trace.requests):,} requests, {num_inputs:,} prompt and {num_outputs:,} output tokens; "
         f"{command.args.cost_model}, tp {command.server_args.tp_size}, {config.num_kv_tokens:,} KV tokens"
     )
-
-
-@contextmanager
-def _quiet_scheduler() -> Iterator[None]:
-    """Warnings of a simulated scheduler (retractions, refusals) are in the report."""
-    ours = logging.getLogger((__package__ or "").rpartition(".")[0])
-    level = ours.level
-    ours.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        ours.setLevel(level)

@@ -8,6 +8,8 @@ from millstream.common.sampling_params import SamplingParams
 from millstream.scheduler.page_pool import PagePool
 from millstream.scheduler.prefill_adder import AddReqResult, PrefillAdder
 from millstream.scheduler.req import Req
+from millstream.scheduler.scheduler_config import SchedulerConfig
+from millstream.scheduler.waiting_queue import WaitingQueue
 
 
 def make_req(
@@ -79,3 +81,26 @@ def cache(pool: PagePool, token_ids: list[int]) -> None:
 
 def random_prompt(rng: Random, length: int) -> list[int]:
     return [rng.randrange(50) for _ in range(length)]
+
+
+def make_queue(
+    policy: str = "fcfs",
+    pool: PagePool | None = None,
+    *,
+    ageing: int = 1000,
+    priorities: bool = False,
+    seed: int = 0,
+) -> WaitingQueue:
+    """An empty queue, over a tree of its own unless a pool is given."""
+    config = SchedulerConfig(
+        num_pages=100,
+        page_size=4,
+        vocab_size=50,
+        context_len=100,
+        max_running_requests=8,
+        schedule_policy=policy,
+        schedule_ageing_steps=ageing,
+        enable_priority_scheduling=priorities,
+        random_seed=seed,
+    )
+    return WaitingQueue(config, (pool or PagePool(100, 4)).tree_cache)

@@ -8,24 +8,9 @@ from millstream.common.config import SCHEDULE_POLICIES
 from millstream.scheduler.page_pool import PagePool
 from millstream.scheduler.req import Req
 from millstream.scheduler.schedule_policy import CHEAP_WALK, MAX_REUSES, DepthFirstOrder
-from millstream.scheduler.scheduler_config import SchedulerConfig
 from millstream.scheduler.waiting_queue import WaitingQueue
-from tests.scheduler.admission_set_up import cache, make_req, random_prompt
+from tests.scheduler.admission_set_up import cache, make_queue, make_req, random_prompt
 from tests.scheduler.harness import Harness
-
-
-def make_queue(policy: str, pool: PagePool | None = None, *, priorities: bool = False, seed: int = 0) -> WaitingQueue:
-    config = SchedulerConfig(
-        num_pages=100,
-        page_size=4,
-        vocab_size=50,
-        context_len=100,
-        max_running_requests=8,
-        schedule_policy=policy,
-        enable_priority_scheduling=priorities,
-        random_seed=seed,
-    )
-    return WaitingQueue(config, (pool or PagePool(100, 4)).tree_cache)
 
 
 def order(queue: WaitingQueue, running: list[Req] | None = None) -> str:

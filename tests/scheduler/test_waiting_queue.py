@@ -8,25 +8,8 @@ import pytest
 from millstream.common.config import SCHEDULE_POLICIES
 from millstream.scheduler.page_pool import PagePool
 from millstream.scheduler.req import Req
-from millstream.scheduler.scheduler_config import SchedulerConfig
 from millstream.scheduler.waiting_queue import WaitingQueue
-from tests.scheduler.admission_set_up import cache, make_req, random_prompt
-
-
-def make_queue(
-    policy: str = "fcfs", *, ageing: int = 1000, priorities: bool = False, pool: PagePool | None = None
-) -> WaitingQueue:
-    config = SchedulerConfig(
-        num_pages=100,
-        page_size=4,
-        vocab_size=50,
-        context_len=100,
-        max_running_requests=8,
-        schedule_policy=policy,
-        schedule_ageing_steps=ageing,
-        enable_priority_scheduling=priorities,
-    )
-    return WaitingQueue(config, (pool or PagePool(100, 4)).tree_cache)
+from tests.scheduler.admission_set_up import cache, make_queue, make_req, random_prompt
 
 
 def ask(queue: WaitingQueue, rid: str, step: int = 0, arrival: float = 0.0, priority: int = 0, outputs: int = 5) -> Req:

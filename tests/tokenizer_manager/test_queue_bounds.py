@@ -117,6 +117,7 @@ def test_tokens_sent_since_the_last_snapshot_count_too(small: LiveServer) -> Non
 def test_a_prompt_longer_than_the_bound_is_taken_where_none_waits(small: LiveServer) -> None:
     with small.send("POST", "/v1/completions", {"prompt": "a" * 60}):
         small.until(lambda: small.backend.num_running == 1)
+        assert small.post("/v1/completions", {"prompt": "b" * 60}).status == 429
 
 
 def test_requests_that_have_ended_wait_no_more(small: LiveServer) -> None:
