@@ -102,11 +102,12 @@ class Load(msgspec.Struct, frozen=True):
 class Sample(msgspec.Struct):
     """One request as the client saw it; times in seconds."""
 
+    start: float = 0.0  # by time.perf_counter
     ttft: float = 0.0
     latency: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None  # where the server tells
     gaps: list[float] = msgspec.field(default_factory=list)  # between chunks that carry text
     error: str | None = None
 
@@ -131,17 +132,24 @@ def make_prompts(load: Load) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=load.random_input_len)) for _ in range(count)]
 
 
-async def run_load(load: Load) -> tuple[list[Sample], float]:
-    """Send every prompt, at most `max_concurrency` at a time; returns the samples and the wall time in seconds."""
-    prompts = make_prompts(load)
-    timeout = aiohttp.ClientTimeout(total=TOTAL_SECONDS)
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+async def run_load(load: Load, prompts: Sequence[str] | None = None) -> tuple[list[Sample], float]:
+    """Send every prompt, at most `max_concurrency` at a time; returns the samples and the wall time in seconds.
+
+    `prompts` take the place of the random ones; the first `num_warmups` of them are sent alone, before the clock starts.
+    """
+    prompts = make_prompts(load) if prompts is None else prompts
+    async with open_session() as session:
         for prompt in prompts[: load.num_warmups]:
-            await _send(session, load, prompt)
+            await send(session, load, prompt, Sample())
         start = time.perf_counter()
         samples = await _send_all(session, load, prompts[load.num_warmups :])
         return samples, time.perf_counter() - start
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session that opens a connection for every request."""
+    timeout = aiohttp.ClientTimeout(total=TOTAL_SECONDS)
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0, force_close=True))
 
 
 async def _send_all(session: aiohttp.ClientSession, load: Load, prompts: Sequence[str]) -> list[Sample]:
@@ -149,15 +157,17 @@ async def _send_all(session: aiohttp.ClientSession, load: Load, prompts: Sequenc
     samples: list[Sample] = []
 
     async def work() -> None:
-        samples.extend([await _send(session, load, prompt) for prompt in waiting])
+        for prompt in waiting:
+            samples.append(Sample())
+            await send(session, load, prompt, samples[-1])
 
     await asyncio.gather(*(work() for _ in range(load.max_concurrency)))
     return samples
 
 
-async def _send(session: aiohttp.ClientSession, load: Load, prompt: str) -> Sample:
-    sample = Sample()
-    start = time.perf_counter()
+async def send(session: aiohttp.ClientSession, load: Load, prompt: str, sample: Sample) -> None:
+    """Stream one completion; `sample` fills while it comes."""
+    sample.start = time.perf_counter()
     body = {
         "model": load.model,
         "prompt": prompt,
@@ -172,14 +182,13 @@ async def _send(session: aiohttp.ClientSession, load: Load, prompt: str) -> Samp
             if response.status != 200:
                 sample.error = f"status {response.status}: {(await response.text())[:200]}"
             else:
-                await _read(response, sample, start)
+                await _read(response, sample)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         sample.error = f"{type(error).__name__}: {error}"
-    return sample
 
 
-async def _read(response: aiohttp.ClientResponse, sample: Sample, start: float) -> None:
-    last = start
+async def _read(response: aiohttp.ClientResponse, sample: Sample) -> None:
+    last = sample.start
     async for line in response.content:
         if not line.startswith(b"data: {"):
             continue
@@ -193,9 +202,9 @@ async def _read(response: aiohttp.ClientResponse, sample: Sample, start: float) 
             if sample.ttft:
                 sample.gaps.append(now - last)
             else:
-                sample.ttft = now - start
+                sample.ttft = now - sample.start
             last = now
-    sample.latency = last - start
+    sample.latency = last - sample.start
     if not sample.ttft and not sample.error:
         sample.error = "the stream had no text"
 
@@ -203,4 +212,4 @@ async def _read(response: aiohttp.ClientResponse, sample: Sample, start: float) 
 def _read_usage(usage: dict[str, Any], sample: Sample) -> None:
     sample.prompt_tokens = usage["prompt_tokens"]
     sample.output_tokens = usage["completion_tokens"]
-    sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")

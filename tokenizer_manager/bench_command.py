@@ -43,6 +43,7 @@ def make_report(load: Load, samples: Sequence[Sample], seconds: float) -> dict[s
     """Throughput, TTFT, TPOT and ITL of the requests that succeeded. Times in ms, rates per second."""
     good = [sample for sample in samples if sample.error is None]
     tpot = [(each.latency - each.ttft) / (each.output_tokens - 1) for each in good if each.output_tokens > 1]
+    known_cached = [each.cached_tokens for each in good if each.cached_tokens is not None]
     prompt_tokens, output_tokens = (
         sum(getattr(each, f"{kind}_tokens") for each in good) for kind in ("prompt", "output")
     )
@@ -53,7 +54,7 @@ def make_report(load: Load, samples: Sequence[Sample], seconds: float) -> dict[s
         "first_error": next((sample.error for sample in samples if sample.error), None),
         "seconds": round(seconds, 3),
         "prompt_tokens": prompt_tokens,
-        "cached_tokens": sum(each.cached_tokens for each in good),
+        "cached_tokens": sum(known_cached) if known_cached else None,
         "output_tokens": output_tokens,
         "requests_per_s": round(len(good) / seconds, 3),
         "output_tokens_per_s": round(output_tokens / seconds, 1),
