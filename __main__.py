@@ -21,6 +21,7 @@ COMMANDS = {
         "millstream.scheduler.simulation.simulate_command:main",
         "try policies on a load in virtual time",
     ),
+    "kernels": ("millstream.tp_worker.kernels_command:main", "show which version of each operator runs here"),
     "bench": ("millstream.tokenizer_manager.bench_command:main", "measure a running OpenAI-compatible server"),
 }
 

@@ -83,6 +83,17 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
             choices=("auto", "bfloat16", "float16", "float32"),
         ),
     ] = "auto"
+    quantization: Annotated[
+        str,
+        flag(
+            "model",
+            "on CPU. auto keeps a GGUF file's Q4_0, Q4_1 and Q8_0 as they are, and where --dtype auto is float32 makes "
+            "the rest int8; int8 and int4 quantise what is not, in groups of 32 (lm_head in 8 bits); w8a8 is int8 "
+            "weights and activations; none dequantises all",
+            "-q",
+            choices=("auto", "none", "int8", "int4", "w8a8"),
+        ),
+    ] = "auto"
     context_length: Annotated[
         int | None,
         flag(
@@ -254,6 +265,7 @@ class ChildConfig(msgspec.Struct, frozen=True):
     instance_id: int
     args: ServerArgs
     shared_memory_fd: int = -1  # the ranks' collective buffers (memfd), -1 where unused
+    keeps_dense: bool = True  # a dense copy of the layers that have a quantised one
 
 
 def flags(args_type: type[msgspec.Struct] = ServerArgs) -> dict[str, tuple[type, Any, Flag]]:

@@ -18,15 +18,20 @@ def multiplies_bfloat16(root: Path = ROOT) -> bool:
 
 
 def num_physical_cores(root: Path = ROOT) -> int:
-    """Cores that this process may run on; hyper-threads of one core count once, and a cgroup's CPU quota is kept."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
+    """Cores that this process may keep busy: physical ones, no more than the cgroup's CPU quota allows."""
+    return max(1, min([len(physical_cores(root)), *_quota(root)]))
+
+
+def physical_cores(root: Path = ROOT) -> list[int]:
+    """One CPU number of every core that this process may run on: hyper-threads of one core count once."""
+    cores: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
         try:
             siblings = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
         except OSError:
             siblings = str(cpu)
-        cores.add(siblings.strip())
-    return max(1, min([len(cores), *_quota(root)]))
+        cores.setdefault(siblings.strip(), cpu)
+    return list(cores.values())
 
 
 def _quota(root: Path) -> list[int]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from .config_fields import Fields
 from .gguf_file import GGUFFile
+from .gguf_names import hf_name
 from .model_error import ModelError
 from .model_struct import (
     FULL_ATTENTION,
@@ -13,6 +14,7 @@ from .model_struct import (
     MAX_LAYERS,
     MAX_VOCAB,
     MAX_WIDTH,
+    QUANTISATION_GROUP,
     SLIDING_ATTENTION,
     ModelConfig,
     RopeConfig,
@@ -66,6 +68,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         layer_types=layer_types,
         tie_word_embeddings="output.weight" not in file.tensors,
         mlp_shard_unit=_mlp_shard_unit(file),
+        stored_types={hf_name(name, model_type): tensor.type.name for name, tensor in file.tensors.items()},
         eos_token_ids=tuple(dict.fromkeys(tokens.integer(k, low=0, high=MAX_VOCAB) for k in EOS_KEYS if k in tokens)),
         bos_token_id=tokens.integer("bos_token_id", low=0, high=MAX_VOCAB) if "bos_token_id" in tokens else None,
         **_family(fields, file, hidden_size, head_dim),
@@ -175,4 +178,4 @@ def _vocab_size(file: GGUFFile) -> int:
 
 def _mlp_shard_unit(file: GGUFFile) -> int:
     down = file.tensors.get("blk.0.ffn_down.weight")
-    return down.type.block_size if down is not None else 1
+    return QUANTISATION_GROUP if down is None else max(QUANTISATION_GROUP, down.type.block_size)

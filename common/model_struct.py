@@ -7,6 +7,7 @@ from .model_error import ModelError
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 
+QUANTISATION_GROUP = 32  # columns that share a scale, here and in GGUF's plain quantised types
 MAX_VOCAB = 2**22
 MAX_WIDTH = 2**20
 MAX_LAYERS = 1024
@@ -64,7 +65,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_scale: float
     attention_soft_cap: float | None = None
     final_soft_cap: float | None = None
-    mlp_shard_unit: int = 1  # quantisation block of the MLP's inner dimension
+    mlp_shard_unit: int = QUANTISATION_GROUP  # quantisation block of the MLP's inner dimension
+    stored_types: dict[str, str] = {}  # how a GGUF file stores each tensor, by transformers' names: F32, Q4_1 ...
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str | None = None  # what the weights were saved in, where the file says so

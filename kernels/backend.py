@@ -1,4 +1,4 @@
-"""What decides which version of an operator runs: "auto" takes the C version on CPU where it can be built, else torch.
+"""Which versions of operators may run ("torch": the references alone), and the C code that was built for them.
 
 `configure` is called once by the process that owns the tensors, before the first operator. Without a cache directory,
 C versions are built anew by each process.
@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,15 @@ import torch
 from .compiler import BuildError, build
 
 Backend = Literal["auto", "torch"]
-SAMPLER = "cpu_sampling.c"
+TYPED_SOURCES = ("cpu_operators", "cpu_linear")
+SOURCES = (
+    "cpu_graph.c",
+    "cpu_sampling.c",
+    "cpu_logits.c",
+    "cpu_logprobs.c",
+    "cpu_rotary_tables.c",
+    "collectives.c",
+)
 NATIVE_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 logger = logging.getLogger(__name__)
@@ -28,6 +37,8 @@ class _Choice:
     backend: Backend = "auto"
     cache_dir: Path | None = None
     libraries: dict[str, ctypes.CDLL | None] = dataclasses.field(default_factory=dict)
+    functions: dict[tuple[str, str], int | None] = dataclasses.field(default_factory=dict)
+    errors: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 _choice = _Choice()
@@ -37,6 +48,8 @@ def configure(backend: Backend = "auto", cache_dir: Path | None = None) -> None:
     """Choose the backend, and the directory that keeps compiled code between starts (made with mode 0700)."""
     _choice.cache_dir = cache_dir
     _choice.libraries.clear()
+    _choice.functions.clear()
+    _choice.errors.clear()
     set_backend(backend)
 
 
@@ -47,28 +60,39 @@ def set_backend(backend: Backend) -> None:
     _choice.backend = backend
 
 
+def is_reference_forced() -> bool:
+    """Whether only the torch references may run."""
+    return _choice.backend == "torch"
+
+
 def load_library(source_name: str) -> ctypes.CDLL | None:
-    """The built C source of this folder; None with the backend "torch", or where it cannot be built (logged once)."""
-    if _choice.backend == "torch":
-        return None
+    """The built C source of this folder; None where it cannot be built (logged once, see `build_error`)."""
     if source_name not in _choice.libraries:
         _choice.libraries[source_name] = _build_and_load(Path(__file__).with_name(source_name))
     return _choice.libraries[source_name]
 
 
-def operators_for(x: torch.Tensor) -> tuple[ctypes.CDLL, str] | None:
-    """The C operators and the suffix of their names for x's type; None where torch's versions must run."""
-    suffix = NATIVE_SUFFIXES.get(x.dtype)
-    if suffix is None or x.device.type != "cpu":
-        return None
-    library = load_library(f"cpu_operators_{suffix}.c")
-    return None if library is None else (library, suffix)
+def build_error(source_name: str) -> str:
+    """Why a C source could not be built; empty where it was, or has not been tried."""
+    return _choice.errors.get(source_name, "")
+
+
+def find_function(source_name: str, symbol: str) -> int | None:
+    """The address of a C function; None where its source cannot be built."""
+    key = (source_name, symbol)
+    if key not in _choice.functions:
+        library = load_library(source_name)
+        found = None if library is None else ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+        _choice.functions[key] = found
+    return _choice.functions[key]
 
 
 def prepare(dtype: torch.dtype) -> None:
     """Build what a model of this type needs on CPU, ahead of its first use: seconds on a machine's first start."""
-    operators_for(torch.empty(0, dtype=dtype))
-    load_library(SAMPLER)
+    suffix = NATIVE_SUFFIXES.get(dtype)
+    sources = [*(f"{family}_{suffix}.c" for family in TYPED_SOURCES if suffix), *SOURCES]
+    with ThreadPoolExecutor() as pool:
+        _choice.libraries.update(zip(sources, pool.map(load_library, sources), strict=True))
 
 
 def _build_and_load(source: Path) -> ctypes.CDLL | None:
@@ -78,5 +102,6 @@ def _build_and_load(source: Path) -> ctypes.CDLL | None:
         with tempfile.TemporaryDirectory(prefix="millstream-kernels-") as directory:
             return ctypes.CDLL(str(build(source, Path(directory))))
     except (BuildError, OSError, subprocess.SubprocessError) as error:
+        _choice.errors[source.name] = str(error)
         logger.warning("%s is not built, the torch versions run instead: %s", source.name, error)
         return None

@@ -1,22 +1,21 @@
 /* Collectives between processes of one host, over shared memory. See collectives.py for the contract and the protocol.
- *
- * Layout: for each rank a header of HEADER_BYTES, then for each rank two slots of slot_bytes.
- * Every chunk of every collective is one round; round s uses slot s & 1 of the ranks that send in it.
- */
+
+Layout: for each rank a header of HEADER_BYTES, then for each rank two slots of slot_bytes.
+Every chunk of every collective is one round; round s uses slot s & 1 of the ranks that send in it.
+They are operators (cpu_team.h): thread 0 talks to the other ranks, the others help with large sums. */
 #define _GNU_SOURCE
-#include <sched.h>
-#include <stdint.h>
 #include <string.h>
-#include <time.h>
+
+#include "cpu_team.h"
 
 #define HEADER_BYTES 256
 #define SPINS_PER_LOOK 32
 #define YIELD_NS 2000000ll
 #define SLEEP_NS 50000l
 #define BLOCK 512
+#define TEAM_BYTES 65536 /* a sum from this size on is shared by the team */
 
-enum { FLOAT32 = 0, BFLOAT16 = 1 };
-enum { LATE = 1, DISAGREES = 1001 }; /* plus the rank */
+enum { LATE = 0x10000, DISAGREES = 0x20000 }; /* plus the rank */
 
 typedef struct {
     uint64_t round; /* the last round that this rank has entered: its slot of that round is complete */
@@ -27,7 +26,27 @@ typedef struct {
     uint8_t *memory;
     int64_t rank, size, slot_bytes, spin_ns, timeout_ns;
     uint64_t round;
+    int64_t error; /* of thread 0 in this round, for the others */
 } group_t;
+
+typedef struct {
+    group_t *group;
+    uint8_t *x;
+    int64_t bytes, is_bfloat16;
+} reduce_args;
+
+/* outs[r] and bytes[r] are rank r's tensor on rank 0; the others read only their own pointer. */
+typedef struct {
+    group_t *group;
+    uint8_t *const *outs;
+    const int64_t *bytes;
+} gather_args;
+
+typedef struct {
+    group_t *group;
+    uint8_t *x;
+    int64_t bytes;
+} broadcast_args;
 
 static header_t *header(const group_t *g, int64_t rank) { return (header_t *)(g->memory + rank * HEADER_BYTES); }
 
@@ -39,14 +58,6 @@ static int64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000ll + t.tv_nsec;
-}
-
-static void relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
 }
 
 static int has_entered(const group_t *g, int64_t rank, uint64_t round) {
@@ -128,62 +139,78 @@ static void round_bfloat16(uint16_t *out, const float *sum, int64_t n) {
     }
 }
 
-/* Sum the slots of all ranks in rank order, so that every rank obtains the same bits. */
-static void sum_slots(const group_t *g, uint8_t *out, int64_t bytes, int dtype) {
+/* Sum a part of the slots of all ranks in rank order, so that every rank obtains the same bits. */
+static void sum_slots(const group_t *g, uint8_t *out, int64_t start, int64_t end, int is_bfloat16) {
     float sum[BLOCK];
-    const int64_t width = dtype == BFLOAT16 ? 2 : 4;
-    for (int64_t offset = 0; offset < bytes; offset += BLOCK * width) {
-        const int64_t n = part(bytes, offset, BLOCK * width) / width;
+    const int64_t width = is_bfloat16 ? 2 : 4;
+    for (int64_t offset = start; offset < end; offset += BLOCK * width) {
+        const int64_t n = part(end, offset, BLOCK * width) / width;
         for (int64_t r = 0; r < g->size; r++) {
             const uint8_t *x = slot(g, r) + offset;
-            if (dtype == BFLOAT16) add_bfloat16(sum, (const uint16_t *)x, n, r == 0);
+            if (is_bfloat16) add_bfloat16(sum, (const uint16_t *)x, n, r == 0);
             else add_float32(sum, (const float *)x, n, r == 0);
         }
-        if (dtype == BFLOAT16) round_bfloat16((uint16_t *)(out + offset), sum, n);
+        if (is_bfloat16) round_bfloat16((uint16_t *)(out + offset), sum, n);
         else memcpy(out + offset, sum, (size_t)n * 4);
     }
 }
 
-int millstream_all_reduce(group_t *g, uint8_t *x, int64_t bytes, int dtype) {
-    for (int64_t offset = 0; offset < bytes; offset += g->slot_bytes) {
-        const int64_t chunk = part(bytes, offset, g->slot_bytes);
-        int error = begin(g);
-        if (error) return error;
-        enter(g, x + offset, chunk, bytes);
-        for (int64_t r = 0; r < g->size; r++)
-            if (r != g->rank && (error = receive(g, r, bytes))) return error;
-        sum_slots(g, x + offset, chunk, dtype);
+/* One round in which every rank sends a chunk to all. */
+static int exchange(group_t *g, const uint8_t *x, int64_t chunk_bytes, int64_t sent_bytes) {
+    int error = begin(g);
+    if (error) return error;
+    enter(g, x, chunk_bytes, sent_bytes);
+    for (int64_t r = 0; r < g->size; r++)
+        if (r != g->rank && (error = receive(g, r, sent_bytes))) return error;
+    return 0;
+}
+
+int all_reduce(const reduce_args *a, team *t) {
+    group_t *g = a->group;
+    const int64_t width = a->is_bfloat16 ? 2 : 4;
+    for (int64_t offset = 0; offset < a->bytes; offset += g->slot_bytes) {
+        const int64_t chunk = part(a->bytes, offset, g->slot_bytes), num_values = chunk / width;
+        const int is_shared = chunk >= TEAM_BYTES;
+        if (t->thread == 0) g->error = exchange(g, a->x + offset, chunk, a->bytes);
+        if (is_shared) team_barrier(t);
+        else if (t->thread > 0) continue;
+        if (g->error) return (int)g->error;
+        const int64_t start = is_shared ? part_start(t, num_values) : 0;
+        const int64_t end = is_shared ? part_end(t, num_values) : num_values;
+        sum_slots(g, a->x + offset, start * width, end * width, a->is_bfloat16 != 0);
+        if (is_shared) team_barrier(t); /* all have read the slots before the next round begins */
     }
     return 0;
 }
 
-/* outs[r] and bytes[r] are rank r's tensor on rank 0; the others read only their own entry. */
-int millstream_gather(group_t *g, uint8_t *const *outs, const int64_t *bytes) {
+int gather(const gather_args *a, team *t) {
+    group_t *g = a->group;
     int64_t most = 0;
-    for (int64_t r = 0; r < g->size; r++) most = bytes[r] > most ? bytes[r] : most;
-    for (int64_t offset = 0; offset < most; offset += g->slot_bytes) {
+    for (int64_t r = 0; r < g->size; r++) most = a->bytes[r] > most ? a->bytes[r] : most;
+    for (int64_t offset = 0; t->thread == 0 && offset < most; offset += g->slot_bytes) {
         int error = begin(g);
         if (error) return error;
-        const int64_t chunk = g->rank == 0 ? 0 : part(bytes[g->rank], offset, g->slot_bytes);
-        enter(g, outs[g->rank] + offset, chunk, bytes[g->rank]);
+        const int64_t chunk = g->rank == 0 ? 0 : part(a->bytes[g->rank], offset, g->slot_bytes);
+        enter(g, a->outs[g->rank] + offset, chunk, a->bytes[g->rank]);
         for (int64_t r = 1; g->rank == 0 && r < g->size; r++) {
-            if ((error = receive(g, r, bytes[r]))) return error;
-            const int64_t size = part(bytes[r], offset, g->slot_bytes);
-            if (size > 0) memcpy(outs[r] + offset, slot(g, r), (size_t)size);
+            if ((error = receive(g, r, a->bytes[r]))) return error;
+            const int64_t size = part(a->bytes[r], offset, g->slot_bytes);
+            if (size > 0) memcpy(a->outs[r] + offset, slot(g, r), (size_t)size);
         }
     }
     return 0;
 }
 
-int millstream_broadcast(group_t *g, uint8_t *x, int64_t bytes) {
-    for (int64_t offset = 0; offset < bytes; offset += g->slot_bytes) {
-        const int64_t chunk = part(bytes, offset, g->slot_bytes);
+int broadcast(const broadcast_args *a, team *t) {
+    group_t *g = a->group;
+    for (int64_t offset = 0; t->thread == 0 && offset < a->bytes; offset += g->slot_bytes) {
+        const int64_t chunk = part(a->bytes, offset, g->slot_bytes);
         int error = begin(g);
         if (error) return error;
-        enter(g, x + offset, g->rank == 0 ? chunk : 0, bytes);
+        enter(g, a->x + offset, g->rank == 0 ? chunk : 0, a->bytes);
         if (g->rank == 0) continue;
-        if ((error = receive(g, 0, bytes))) return error;
-        memcpy(x + offset, slot(g, 0), (size_t)chunk);
+        if ((error = receive(g, 0, a->bytes))) return error;
+        memcpy(a->x + offset, slot(g, 0), (size_t)chunk);
     }
     return 0;
 }

@@ -2,18 +2,21 @@
 
 Contract: `size` ranks map the same memory of `memory_bytes(size, slot_bytes)` zeroed bytes and enter the same
 collectives in the same order. `all_reduce` sums float32 or bfloat16 in float32, in rank order, so that every rank
-obtains the same bits. `gather` brings rank r's bytes into rank 0's `outs[r]`; `broadcast` brings rank 0's to all.
-Raises PeerError where a rank does not arrive within the timeout or sends another number of bytes than expected.
+obtains the same bits. `gather` brings every rank's bytes to rank 0; `broadcast` brings rank 0's to all.
+Raises PeerError where a rank does not arrive within the timeout or sends another number of bytes than expected; where
+they were recorded into a graph, running it raises OperatorError with a code that `peer_error` explains.
 
 Method: each rank owns a header and two slots. A payload goes in rounds of at most a slot; round s uses slot s & 1.
 A rank fills its slot, then raises its round counter (release); readers wait for it (acquire). Whoever has entered round
 s has done reading round s - 1, so before filling a slot for round s + 1 it is enough that all have entered round s:
-no second barrier. Waiting spins for 20 us at most, then gives the core away, because ranks may outnumber cores.
+no second barrier. Waiting spins for 2 us, then gives the core away: that costs little where nobody else wants it, and
+where ranks share a core, a longer spin is what a round takes.
 
-Two versions: C (`collectives.c`), and torch, which relies on x86's ordering of stores.
+Two versions: C (`collectives.c`), and torch, which relies on x86's ordering of stores and can not be recorded.
 """
 
 import ctypes
+import math
 import mmap
 import os
 import platform
@@ -23,14 +26,15 @@ from typing import Protocol
 
 import torch
 
-from .backend import load_library
+from .backend import find_function, is_reference_forced
+from .native import INT64, POINTER, OperatorError, launch, new_empty
 
+SOURCE = "collectives.c"
 HEADER_BYTES = 256
-SPIN_NS = 20_000
+SPIN_NS = 2_000
 YIELD_NS = 2_000_000
 SLEEP_SECONDS = 50e-6
-LATE, DISAGREES = 1, 1001
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+LATE, DISAGREES, MAX_RANKS = 0x10000, 0x20000, 0x10000
 
 
 class PeerError(RuntimeError):
@@ -41,14 +45,23 @@ class PeerError(RuntimeError):
         self.peer = peer
 
 
+def peer_error(code: int) -> PeerError | None:
+    """What the code of an OperatorError says about a peer; None where another operator failed."""
+    if not LATE <= code < DISAGREES + MAX_RANKS:
+        return None
+    return PeerError(code % MAX_RANKS, late=code < DISAGREES)
+
+
 class Collectives(Protocol):
     """Both versions; tensors are contiguous and on the CPU."""
 
-    def all_reduce(self, x: torch.Tensor) -> None:
-        """Sum over the ranks, in place."""
+    is_recordable: bool
 
-    def gather(self, outs: Sequence[torch.Tensor]) -> None:
-        """Rank 0: fill `outs[r]` for r > 0. Others: send `outs[rank]`; of the rest only the sizes count."""
+    def all_reduce(self, x: torch.Tensor) -> None:
+        """Sum over the ranks, in place; float32 or bfloat16."""
+
+    def gather(self, x: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
+        """On rank 0 every rank's x (its own first, not copied), whose shapes are given; None on the others."""
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Rank 0's bytes, in place."""
@@ -66,20 +79,19 @@ def is_ordered() -> bool:
 
 def can_share_memory() -> bool:
     """Whether either version works here; else the ranks must talk in another way."""
-    return is_ordered() or native_library() is not None
+    return is_ordered() or has_native_version()
+
+
+def has_native_version() -> bool:
+    """Whether the C version can be had and may run."""
+    sources = ((SOURCE, "all_reduce"), ("cpu_graph.c", "run_graph"))
+    return not is_reference_forced() and all(find_function(source, symbol) is not None for source, symbol in sources)
 
 
 def open_collectives(memory: mmap.mmap, rank: int, size: int, slot_bytes: int, timeout: float) -> Collectives:
-    """The C version where it can be built, else torch's; `timeout` in seconds."""
-    library = native_library()
-    if library is not None:
-        return NativeCollectives(library, memory, rank, size, slot_bytes, timeout)
-    return TorchCollectives(memory, rank, size, slot_bytes, timeout)
-
-
-def native_library() -> ctypes.CDLL | None:
-    """collectives.c, built; None where there is no compiler or the torch backend is forced."""
-    return load_library("collectives.c")
+    """The C version where it can be had, else torch's; `timeout` in seconds."""
+    version = NativeCollectives if has_native_version() else TorchCollectives
+    return version(memory, rank, size, slot_bytes, timeout)
 
 
 def num_bytes(x: torch.Tensor) -> int:
@@ -88,53 +100,69 @@ def num_bytes(x: torch.Tensor) -> int:
 
 
 class Group(ctypes.Structure):
-    """group_t of collectives.c."""
+    """group_t of collectives.c: C counts the rounds in it, so it stays where it is."""
 
     _fields_ = (
-        ("memory", ctypes.c_void_p),
-        ("rank", ctypes.c_int64),
-        ("size", ctypes.c_int64),
-        ("slot_bytes", ctypes.c_int64),
-        ("spin_ns", ctypes.c_int64),
-        ("timeout_ns", ctypes.c_int64),
+        ("memory", POINTER),
+        *((name, INT64) for name in ("rank", "size", "slot_bytes", "spin_ns", "timeout_ns")),
         ("round", ctypes.c_uint64),
+        ("error", INT64),
     )
 
 
-class NativeCollectives:
-    """The C version."""
+GroupPointer = ctypes.POINTER(Group)  # keeps its group alive, and so do the arguments that hold it
 
-    def __init__(
-        self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, size: int, slot_bytes: int, timeout: float
-    ) -> None:
+
+class ReduceArgs(ctypes.Structure):
+    """reduce_args of collectives.c."""
+
+    _fields_ = (("group", GroupPointer), ("x", POINTER), ("bytes", INT64), ("is_bfloat16", INT64))
+
+
+class GatherArgs(ctypes.Structure):
+    """gather_args of collectives.c."""
+
+    _fields_ = (("group", GroupPointer), ("outs", ctypes.POINTER(POINTER)), ("bytes", ctypes.POINTER(INT64)))
+
+
+class BroadcastArgs(ctypes.Structure):
+    """broadcast_args of collectives.c."""
+
+    _fields_ = (("group", GroupPointer), ("x", POINTER), ("bytes", INT64))
+
+
+class NativeCollectives:
+    """The C version. Graphs that hold its collectives must not outlive it: the mapping goes with it."""
+
+    is_recordable = True
+
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, slot_bytes: int, timeout: float) -> None:
         self._view = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping
-        self._group = Group(self._view.data_ptr(), rank, size, slot_bytes, SPIN_NS, int(timeout * 1e9), 0)
-        self._reference = ctypes.byref(self._group)
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._all_reduce = library.millstream_all_reduce
-        self._all_reduce.argtypes = (pointer, pointer, number, ctypes.c_int)
-        self._gather = library.millstream_gather
-        self._gather.argtypes = (pointer, pointer * size, number * size)
-        self._broadcast = library.millstream_broadcast
-        self._broadcast.argtypes = (pointer, pointer, number)
-        self._pointers, self._sizes = pointer * size, number * size
+        self._rank, self._size = rank, size
+        group = Group(self._view.data_ptr(), rank, size, slot_bytes, SPIN_NS, int(timeout * 1e9), 0, 0)
+        self._group = ctypes.pointer(group)
 
     def all_reduce(self, x: torch.Tensor) -> None:
         """See Collectives."""
-        _check(self._all_reduce(self._reference, x.data_ptr(), num_bytes(x), DTYPE_CODES[x.dtype]))
+        _launch("all_reduce", ReduceArgs(self._group, x.data_ptr(), num_bytes(x), x.dtype == torch.bfloat16))
 
-    def gather(self, outs: Sequence[torch.Tensor]) -> None:
+    def gather(self, x: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
         """See Collectives."""
-        pointers = self._pointers(*(out.data_ptr() for out in outs))
-        _check(self._gather(self._reference, pointers, self._sizes(*(num_bytes(out) for out in outs))))
+        outs = [x, *(new_empty(shape, x.dtype) for shape in shapes[1:])] if self._rank == 0 else [x] * self._size
+        pointers = (POINTER * self._size)(*(out.data_ptr() for out in outs))
+        sizes = (INT64 * self._size)(*(math.prod(shape) * x.element_size() for shape in shapes))
+        _launch("gather", GatherArgs(self._group, pointers, sizes))
+        return outs if self._rank == 0 else None
 
     def broadcast(self, x: torch.Tensor) -> None:
         """See Collectives."""
-        _check(self._broadcast(self._reference, x.data_ptr(), num_bytes(x)))
+        _launch("broadcast", BroadcastArgs(self._group, x.data_ptr(), num_bytes(x)))
 
 
 class TorchCollectives:
     """The torch version."""
+
+    is_recordable = False
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, slot_bytes: int, timeout: float) -> None:
         view = torch.frombuffer(memory, dtype=torch.uint8)
@@ -159,17 +187,18 @@ class TorchCollectives:
                 total = total + slots[peer].float()
             chunk.view(x.dtype).copy_(total)
 
-    def gather(self, outs: Sequence[torch.Tensor]) -> None:
+    def gather(self, x: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
         """See Collectives."""
-        payloads = [out.view(-1).view(torch.uint8) for out in outs]
-        most = max(payload.numel() for payload in payloads)
-        for start in range(0, most, self._slot_bytes):
+        own = x.view(-1).view(torch.uint8)
+        outs = [x, *(x.new_empty(shape) for shape in shapes[1:])] if self._rank == 0 else None
+        parts = [out.view(-1).view(torch.uint8) for out in outs or ()]
+        for start in range(0, max(map(math.prod, shapes)) * x.element_size(), self._slot_bytes):
             self._begin()
-            own = payloads[self._rank]
             self._enter(own[start : start + self._slot_bytes] if self._rank else own[:0], own.numel())
-            for peer in range(1, self._size if self._rank == 0 else 1):
-                part = payloads[peer][start : start + self._slot_bytes]
-                part.copy_(self._receive(peer, payloads[peer].numel())[: part.numel()])
+            for peer, part in enumerate(parts[1:], 1):
+                chunk = part[start : start + self._slot_bytes]
+                chunk.copy_(self._receive(peer, part.numel())[: chunk.numel()])
+        return outs
 
     def broadcast(self, x: torch.Tensor) -> None:
         """See Collectives."""
@@ -214,8 +243,11 @@ class TorchCollectives:
                 os.sched_yield()
 
 
-def _check(code: int) -> None:
-    if code >= DISAGREES:
-        raise PeerError(code - DISAGREES, late=False)
-    if code >= LATE:
-        raise PeerError(code - LATE, late=True)
+def _launch(name: str, args: ctypes.Structure) -> None:
+    try:
+        launch(find_function(SOURCE, name), args)
+    except OperatorError as error:
+        peer = peer_error(error.code)
+        if peer is None:
+            raise
+        raise peer from error

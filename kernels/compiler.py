@@ -1,10 +1,13 @@
 """Builds C sources with the machine's compiler, for the machine's own CPU, and keeps the results.
 
 A result's name holds a hash of the sources, the compiler, the flags and the CPU, so a stale or foreign one is never
-loaded; it appears by a rename, so processes may build the same source at once. OpenMP is used with GCC only: its
+loaded; it appears by a rename, so threads and processes may build at once. The ranks of a model want the same results at
+the same time: one builds a source, the others wait for it. OpenMP is used with GCC only: its
 runtime is the one that torch brings, and two runtimes would fight over the cores.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import platform
@@ -12,6 +15,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 COMPILERS = ("gcc", "cc", "clang")
@@ -32,7 +36,9 @@ def build(source: Path, cache_dir: Path) -> Path:
     _make_private(cache_dir)
     library = cache_dir / name
     if not library.exists():
-        _compile(compiler, _flag_sets(version), source, library)
+        with _alone(cache_dir / f"{source.stem}.lock"):
+            if not library.exists():
+                _compile(compiler, flag_sets(version), source, library)
     return library
 
 
@@ -48,12 +54,21 @@ def find_compiler() -> tuple[str, str]:
     raise BuildError("no C compiler found (gcc, cc or clang)")
 
 
-def _flag_sets(version: str) -> list[tuple[str, ...]]:
+def flag_sets(version: str) -> list[tuple[str, ...]]:
     """Flags to try, the fastest code first."""
     extras: list[tuple[str, ...]] = [(NATIVE_FLAG,), ()]
     if "clang" in version:
         return extras
     return [(*extra, OPENMP_FLAG) for extra in extras] + extras
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One thread of one process at a time, where the file system can say so."""
+    with lock.open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _compile(compiler: str, flag_sets: list[tuple[str, ...]], source: Path, library: Path) -> None:
@@ -66,8 +81,14 @@ def _compile(compiler: str, flag_sets: list[tuple[str, ...]], source: Path, libr
             if answer.returncode == 0:
                 built.replace(library)
                 return
-            message = message or answer.stderr
-    raise BuildError(f"{compiler} failed on {source.name}: {message.strip()[:500]}")
+            message = message or _errors(answer.stderr)
+    raise BuildError(f"{compiler} failed on {source.name}: {message}")
+
+
+def _errors(output: str) -> str:
+    """What of a compiler's output says that it failed, not what it warns of."""
+    lines = output.splitlines()
+    return "\n".join([line for line in lines if "error" in line] or lines)[:500]
 
 
 def _fingerprint(source: Path, version: str) -> str:

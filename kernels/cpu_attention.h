@@ -1,349 +1,221 @@
-/* Paged attention for one element type. A flash-style loop: for a block of query rows, take the
-   keys in tiles, keep the running maximum and sum of each row (Milakov and Gimelshein, 2018; Dao et al., 2022).
+/* Paged attention for one element type. A flash-style loop: for a block of query rows, take the keys in tiles, keep the
+   running maximum and sum of each row (Milakov and Gimelshein, 2018; Dao et al., 2022). A few rows at a time go through
+   scores, softmax and values, so that all of it stays in the first cache beside the tile. */
+#include "cpu_attention_tile.h"
 
-Where the CPU multiplies pairs of bf16 (MULTIPLY_PAIRS) the products run on bf16 factors and fp32 sums, else on floats.
-The cache keeps rows of pairs, so a full group of keys is read in place; other groups are copied into that form. */
-#include "cpu_attention_plan.h"
+#define LOG2E 1.44269504f
+#define LOWEST -1e30f /* a maximum of nothing; finite, so that differences are */
+#define HEADROOM 8.0f /* weights may come to 2^HEADROOM, and maxima be too low by it */
 
-#if MULTIPLY_PAIRS
-#define FACTOR bf16
-#define PAIR 2
-#define FACTORS __m512bh
-#define LOAD_FACTORS(from) ((__m512bh)_mm512_loadu_si512(from))
-#define BROADCAST(from) NAME(broadcast)(from)
-#define MULTIPLY_ADD(sum, a, b) ((vf)_mm512_dpbf16_ps((__m512)(sum), a, b))
-#define STORE_FACTORS(to, x) store_bf16(to, x, LANES)
-INLINE __m512bh NAME(broadcast)(const bf16 *from) {
-    int32_t pair;
-    memcpy(&pair, from, 4);
-    return (__m512bh)_mm512_set1_epi32(pair);
-}
-#else
-#define FACTOR float
-#define PAIR 1
-#define FACTORS vf
-#define LOAD_FACTORS(from) load_f32(from, LANES)
-#define BROADCAST(from) splat(*(from))
-#define MULTIPLY_ADD(sum, a, b) ((sum) + (a) * (b))
-#define STORE_FACTORS(to, x) store_f32(to, x, LANES)
-#endif
-#define EXPAND (WIDTH > PAIR) /* the cache's pairs become two floats */
-
-/* The rows of a tile: group j's row i starts at k[j] + i * k_stride[j] (PAIR elements of the head dim for each of GROUP
-   keys), or at v[j] + i * head_dim * PAIR (PAIR keys for each element of the head dim). */
+/* Of the rows of an item, but scores and p, which the rows in work take in turn. Maxima are of scores * log2(e). */
 typedef struct {
-    const FACTOR *k[TILE_GROUPS], *v[TILE_GROUPS];
-    int64_t k_stride[TILE_GROUPS];
-} NAME(tile);
-
-typedef struct {
-    FACTOR *q, *p, *k_copy, *v_copy;
-    float *out, *scores, *maximum, *sum, *rescale;
+    FACTOR *q, *p, *k_copies, *v_copies;
+    float *out, *scores, *maximum, *sums, *rescale; /* sums: [rows, LANES] */
 } NAME(scratch);
 
-/* Copies words (a pair of bf16, or one float) of which `used` (0..WIDTH) elements count into rows `stride` apart. */
-INLINE void NAME(copy_words)(FACTOR *to, const ELEMENT *from, int64_t count, int64_t stride, int used) {
-    const uint32_t mask = used == WIDTH ? 0xffffffff : used ? 0xffff : 0;
-    (void)stride;
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t word = 0;
-        if (mask) memcpy(&word, from + i * WIDTH, 4);
-        word &= mask;
-#if EXPAND
-        uint32_t low = word << 16, high = word & 0xffff0000;
-        memcpy(to + i, &low, 4);
-        memcpy(to + stride + i, &high, 4);
-#else
-        memcpy(to + i * PAIR, &word, 4);
-#endif
-    }
-}
+/* The keys [low, high) of a tile that a row sees. */
+typedef struct {
+    int64_t low, high;
+} NAME(span);
 
-INLINE void NAME(copy_v_row)(FACTOR *v_copy, const ELEMENT *from, int64_t key, int64_t dim, int64_t v_width, int used) {
-    (void)v_width;
-#if WIDTH == 2
-    if (v_width == 1) { /* a page of one token keeps no pairs */
-        for (int64_t d = 0; d < dim; d++)
-#if EXPAND
-            v_copy[key * dim + d] = used ? scalar_from_bf16(from[d]) : 0;
-#else
-            v_copy[key / 2 * dim * 2 + d * 2 + key % 2] = used ? from[d] : 0;
-#endif
-        return;
-    }
-#endif
-    NAME(copy_words)(v_copy + key / PAIR * dim * PAIR, from, dim, dim, used);
-}
-
-/* Copies a group's keys and values; those past the request's length become zeros, whatever their slots hold. */
-static void NAME(copy_group)(const attention_args *a, const work_item *item, int64_t first_key, FACTOR *k_copy,
-                             FACTOR *v_copy) {
-    int64_t page_size = a->page_size, dim = a->head_dim, left = a->kv_lens[item->request] - first_key;
-    int64_t run = page_size < GROUP ? page_size : GROUP, v_width = page_size < WIDTH ? page_size : WIDTH;
-    for (int64_t key = 0; key < GROUP; key += run) {
-        int64_t slot = (first_key + key) % page_size, count = left - key < run ? left - key : run;
-        const int32_t *pages = a->page_table + item->request * a->max_pages;
-        int64_t page = count > 0 ? pages[(first_key + key) / page_size] : 0;
-        int64_t offset = (page * a->num_kv_heads + item->kv_head) * page_size * dim;
-        const ELEMENT *k = (const ELEMENT *)a->k_cache + offset, *v = (const ELEMENT *)a->v_cache + offset;
-        for (int64_t d = 0; d < dim && count > 0; d += WIDTH)
-            NAME(copy_words)(k_copy + (d / PAIR * GROUP + key) * PAIR, k + (d / WIDTH * page_size + slot) * WIDTH,
-                             count, GROUP, WIDTH);
-        for (int64_t i = 0; i < run; i += v_width) {
-            int64_t used = count - i < 0 ? 0 : count - i < v_width ? count - i : v_width;
-            NAME(copy_v_row)(v_copy, v + (slot + i) * dim, key + i, dim, v_width, used == v_width ? WIDTH : used);
-        }
-    }
-}
-
-static void NAME(load_tile)(const attention_args *a, const work_item *item, int64_t first_key, int64_t num_groups,
-                            NAME(scratch) *s, NAME(tile) *tile) {
-    int64_t page_size = a->page_size, dim = a->head_dim, kv_len = a->kv_lens[item->request];
-    const int32_t *pages = a->page_table + item->request * a->max_pages;
-    for (int64_t j = 0; j < num_groups; j++, first_key += GROUP) {
-        if (EXPAND || page_size < GROUP || first_key + GROUP > kv_len) {
-            FACTOR *k_copy = s->k_copy + j * GROUP * dim, *v_copy = s->v_copy + j * GROUP * dim;
-            NAME(copy_group)(a, item, first_key, k_copy, v_copy);
-            tile->k[j] = k_copy, tile->v[j] = v_copy, tile->k_stride[j] = GROUP * PAIR;
-            continue;
-        }
-        int64_t page = pages[first_key / page_size], slot = first_key % page_size;
-        int64_t offset = (page * a->num_kv_heads + item->kv_head) * page_size * dim;
-        tile->k[j] = (const FACTOR *)a->k_cache + offset + slot * PAIR;
-        tile->v[j] = (const FACTOR *)a->v_cache + offset + slot * dim;
-        tile->k_stride[j] = page_size * PAIR;
-    }
-}
-
-/* scores[i][keys of `num_groups` groups from `first`] = q[i] . k, for `num_rows` <= ROWS rows. */
-INLINE void NAME(score_block)(int num_rows, int num_groups, const FACTOR *q, const NAME(tile) *tile, int first,
-                              int64_t dim, float *scores) {
-    vf sums[ROWS][VECTORS] = {0};
-    FACTORS keys[VECTORS];
-    const FACTOR *k[PASS_GROUPS];
-    for (int j = 0; j < num_groups; j++) k[j] = tile->k[first + j];
-    for (int64_t d = 0; d < dim; d += PAIR) {
-#pragma GCC unroll 8
-        for (int n = 0; n < num_groups * GROUP_VECTORS; n++)
-            keys[n] = LOAD_FACTORS(k[n / GROUP_VECTORS] + n % GROUP_VECTORS * LANES * PAIR);
-#pragma GCC unroll 8
-        for (int i = 0; i < num_rows; i++) {
-            FACTORS query = BROADCAST(q + i * dim + d);
-#pragma GCC unroll 8
-            for (int n = 0; n < num_groups * GROUP_VECTORS; n++)
-                sums[i][n] = MULTIPLY_ADD(sums[i][n], query, keys[n]);
-        }
-#pragma GCC unroll 8
-        for (int j = 0; j < num_groups; j++) k[j] += tile->k_stride[first + j];
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < num_rows; i++)
-#pragma GCC unroll 8
-        for (int n = 0; n < num_groups * GROUP_VECTORS; n++)
-            store_f32(scores + i * TILE + first * GROUP + n * LANES, sums[i][n], LANES);
-}
-
-/* out[i][columns] = out[i][columns] * rescale[i] + p[i] . v, for `num_rows` <= ROWS rows and some vectors of columns. */
-INLINE void NAME(value_block)(int num_rows, int num_vectors, const FACTOR *p, const NAME(tile) *tile,
-                              int64_t num_groups, int64_t dim, int64_t column, const float *rescale, float *out) {
-    vf sums[ROWS][VECTORS];
-    FACTORS values[VECTORS];
-#pragma GCC unroll 8
-    for (int i = 0; i < num_rows; i++)
-#pragma GCC unroll 8
-        for (int n = 0; n < num_vectors; n++)
-            sums[i][n] = load_f32(out + i * dim + column + n * LANES, LANES) * rescale[i];
-    for (int64_t j = 0; j < num_groups; j++) {
-        const FACTOR *v = tile->v[j] + column * PAIR;
-        for (int key = 0; key < GROUP; key += PAIR, v += dim * PAIR) {
-#pragma GCC unroll 8
-            for (int n = 0; n < num_vectors; n++) values[n] = LOAD_FACTORS(v + n * LANES * PAIR);
-#pragma GCC unroll 8
-            for (int i = 0; i < num_rows; i++) {
-                FACTORS weight = BROADCAST(p + i * TILE + j * GROUP + key);
-#pragma GCC unroll 8
-                for (int n = 0; n < num_vectors; n++) sums[i][n] = MULTIPLY_ADD(sums[i][n], weight, values[n]);
-            }
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < num_rows; i++)
-#pragma GCC unroll 8
-        for (int n = 0; n < num_vectors; n++) store_f32(out + i * dim + column + n * LANES, sums[i][n], LANES);
-}
-
-/* Both products for a constant number of rows; the numbers of groups and vectors become constants here. */
-INLINE void NAME(score_rows)(int num_rows, int64_t num_groups, const FACTOR *q, const NAME(tile) *tile, int64_t dim,
-                             float *scores) {
-    int first = 0;
-    for (; first + PASS_GROUPS <= num_groups; first += PASS_GROUPS)
-        NAME(score_block)(num_rows, PASS_GROUPS, q, tile, first, dim, scores);
-#if PASS_GROUPS > 1
-    switch (num_groups - first) {
-    case 3: NAME(score_block)(num_rows, 3, q, tile, first, dim, scores); break;
-    case 2: NAME(score_block)(num_rows, 2, q, tile, first, dim, scores); break;
-    case 1: NAME(score_block)(num_rows, 1, q, tile, first, dim, scores); break;
-    }
-#endif
-}
-INLINE void NAME(value_rows)(int num_rows, const FACTOR *p, const NAME(tile) *tile, int64_t num_groups, int64_t dim,
-                             const float *rescale, float *out) {
-    int64_t column = 0;
-    for (; column + VECTORS * LANES <= dim; column += VECTORS * LANES)
-        NAME(value_block)(num_rows, VECTORS, p, tile, num_groups, dim, column, rescale, out);
-#if VECTORS * LANES > GROUP
-    switch ((dim - column) / LANES) {
-    case 3: NAME(value_block)(num_rows, 3, p, tile, num_groups, dim, column, rescale, out); break;
-    case 2: NAME(value_block)(num_rows, 2, p, tile, num_groups, dim, column, rescale, out); break;
-    case 1: NAME(value_block)(num_rows, 1, p, tile, num_groups, dim, column, rescale, out); break;
-    }
-#endif
-}
-/* One row's step of the online softmax over a tile, of which it sees the keys [low, high). */
-INLINE void NAME(softmax_row)(const attention_args *a, float *scores, FACTOR *p, int64_t width, int64_t low,
-                              int64_t high, float *maximum, float *sum, float *rescale) {
-    *rescale = 1.0f;
-    if (low >= high) {
-        memset(p, 0, width * sizeof(FACTOR));
-        return;
-    }
+INLINE vi NAME(lanes_within)(int64_t low, int64_t high) {
     const vi lanes = lane_numbers();
-    const int is_cut = low > 0 || high < width;
-    vf top = splat(-INFINITY), total = {0};
-    for (int64_t i = 0; i < width; i += LANES) {
-        vf x = load_f32(scores + i, LANES) * a->scale;
-        if (a->soft_cap != 0) x = a->soft_cap * vtanh(x / a->soft_cap);
-        if (is_cut) x = choose((lanes >= (int32_t)(low - i)) & (lanes < (int32_t)(high - i)), x, splat(-INFINITY));
-        top = vmax(x, top);
-        store_f32(scores + i, x, LANES);
-    }
-    float highest = max_lanes(top);
-    if (highest > *maximum) {
-        *rescale = expf(*maximum - highest);
-        *maximum = highest;
-    }
-    for (int64_t i = 0; i < width; i += LANES) {
-        vf x = load_f32(scores + i, LANES), weight = vexp(x - *maximum);
-        if (is_cut) weight = choose(x == -INFINITY, splat(0), weight);
-        total += weight;
-        STORE_FACTORS(p + i, weight);
-    }
-    *sum = *sum * *rescale + sum_lanes(total);
+    return (lanes >= (int32_t)low) & (lanes < (int32_t)high);
 }
 
-static void NAME(attend_tile)(const attention_args *a, const work_item *item, int64_t first_key, NAME(scratch) *s) {
-    int64_t dim = a->head_dim, group = a->num_heads / a->num_kv_heads, num_rows = item->num_queries * group;
-    int64_t left = item->end_key - first_key, num_groups = left >= TILE ? TILE_GROUPS : (left + GROUP - 1) / GROUP;
-    NAME(tile) tile;
-    NAME(load_tile)(a, item, first_key, num_groups, s, &tile);
-#define SCORE(n) NAME(score_rows)(n, num_groups, s->q + row * dim, &tile, dim, s->scores + row * TILE)
-    for (int64_t row = 0; row < num_rows; row += ROWS) FOR_ROWS(num_rows - row, SCORE)
-    int64_t start = a->query_starts[item->request], end = a->query_starts[item->request + 1];
-    int64_t position = a->kv_lens[item->request] - (end - start) + item->first_query;
-    for (int64_t row = 0; row < num_rows; row++) {
-        int64_t own = position + row / group, low = first_visible(a, own);
-        low = (low > item->first_key ? low : item->first_key) - first_key;
-        int64_t high = (own < item->end_key ? own + 1 : item->end_key) - first_key, width = num_groups * GROUP;
-        NAME(softmax_row)(a, s->scores + row * TILE, s->p + row * TILE, width, low > 0 ? low : 0,
-                          high < width ? high : width, s->maximum + row, s->sum + row, s->rescale + row);
+INLINE int NAME(is_cut)(const NAME(span) *span, int64_t key) { return span->low > key || span->high < key + LANES; }
+
+/* Scores become soft_cap * tanh(score * scale / soft_cap). */
+INLINE void NAME(cap_scores)(int num_rows, const attention_args *a, float *scores) {
+    for (int64_t i = 0; i < num_rows * TILE; i += LANES)
+        store_f32(scores + i, a->soft_cap * vtanh(load_f32(scores + i, LANES) * (a->scale / a->soft_cap)), LANES);
+}
+
+/* Raises the maxima of the rows to those of `tops`, if one would else be passed by HEADROOM; and what the sums so far are
+   to be multiplied with. Mostly nothing changes, which is far cheaper to find out than the maxima. */
+INLINE void NAME(raise_maxima)(int num_rows, const vf *tops, float *maximum, float *rescale) {
+    vf above = splat(LOWEST);
+#pragma GCC unroll 8
+    for (int i = 0; i < num_rows; i++) {
+        above = vmax(tops[i] - maximum[i], above);
+        rescale[i] = 1;
     }
-#define VALUE(n) NAME(value_rows)(n, s->p + row * TILE, &tile, num_groups, dim, s->rescale + row, s->out + row * dim)
-    for (int64_t row = 0; row < num_rows; row += ROWS) FOR_ROWS(num_rows - row, VALUE)
+    if (!is_any_above(above, HEADROOM)) return;
+    float highest[ROWS];
+    for (int i = 0; i < num_rows; i++) highest[i] = max_lanes(tops[i]);
+    for (int i = 0; i < num_rows; i += LANES) {
+        vf old = load_f32(maximum + i, num_rows - i), now = vmax(load_f32(highest + i, num_rows - i), old);
+        store_f32(maximum + i, now, num_rows - i);
+        store_f32(rescale + i, vexp2(old - now, 0), num_rows - i);
+    }
+}
+
+/* The step of the online softmax over a tile for some rows; sums are kept by lane. */
+INLINE void NAME(softmax_rows)(int num_rows, const attention_args *a, const NAME(span) *spans, int64_t width, float *scores,
+                               FACTOR *p, float *maximum, float *sums, float *rescale) {
+    const float factor = (a->soft_cap != 0 ? 1.0f : a->scale) * LOG2E;
+    vf tops[ROWS];
+    if (a->soft_cap != 0) NAME(cap_scores)(num_rows, a, scores);
+#pragma GCC unroll 8
+    for (int i = 0; i < num_rows; i++) {
+        tops[i] = splat(LOWEST);
+        for (int64_t j = 0; j < width; j += LANES) {
+            vf x = load_f32(scores + i * TILE + j, LANES) * factor;
+            if (NAME(is_cut)(spans + i, j))
+                x = choose(NAME(lanes_within)(spans[i].low - j, spans[i].high - j), x, splat(LOWEST));
+            tops[i] = vmax(x, tops[i]);
+        }
+    }
+    NAME(raise_maxima)(num_rows, tops, maximum, rescale);
+    for (int i = 0; i < num_rows; i++) {
+        vf total = load_f32(sums + i * LANES, LANES) * rescale[i];
+        for (int64_t j = 0; j < width; j += LANES) {
+            vf weight = vexp2(load_f32(scores + i * TILE + j, LANES) * factor - maximum[i], WIDTH == 2);
+            if (NAME(is_cut)(spans + i, j))
+                weight = choose(NAME(lanes_within)(spans[i].low - j, spans[i].high - j), weight, splat(0));
+            total += weight;
+            STORE_FACTORS(p + i * TILE + j, weight);
+        }
+        store_f32(sums + i * LANES, total, LANES);
+    }
+}
+
+/* `num_rows` <= ROWS rows from `row` on, over the groups of the tile at `first_key` that any of them sees. */
+INLINE void NAME(attend_rows)(int num_rows, const attention_args *a, const work_item *item, int64_t position,
+                              int64_t row, int64_t first_key, const NAME(tile) *tile, const NAME(scratch) *s) {
+    int64_t dim = a->head_dim, group = a->num_heads / a->num_kv_heads, end = 0;
+    NAME(span) spans[ROWS];
+    for (int i = 0; i < num_rows; i++) {
+        int64_t own = position + (row + i) / group, low = first_visible(a, own);
+        low = (low > item->first_key ? low : item->first_key) - first_key;
+        end = (own < item->end_key ? own + 1 : item->end_key) - first_key;
+        spans[i].low = low > 0 ? low : 0, spans[i].high = end = end < TILE ? end : TILE;
+    }
+    int64_t num_groups = (end + GROUP - 1) / GROUP;
+    if (spans[0].low >= end) return;
+    NAME(score_rows)(num_rows, num_groups, s->q + row * dim, tile, dim, s->scores);
+    NAME(softmax_rows)(num_rows, a, spans, num_groups * GROUP, s->scores, s->p, s->maximum + row,
+                       s->sums + row * LANES, s->rescale);
+    NAME(value_rows)(num_rows, s->p, tile, num_groups, dim, s->rescale, s->out + row * dim);
 }
 
 /* Rows of an item: head `row % group` of query `row / group`. */
 INLINE int64_t NAME(row_offset)(const attention_args *a, const work_item *item, int64_t row, int64_t stride) {
-    int64_t group = a->num_heads / a->num_kv_heads;
-    int64_t query = a->query_starts[item->request] + item->first_query + row / group;
-    return query * stride + (item->kv_head * group + row % group) * a->head_dim;
+    int64_t group = a->num_heads / a->num_kv_heads, first = a->query_starts ? a->query_starts[item->request] : item->request;
+    return (first + item->first_query + row / group) * stride + (item->kv_head * group + row % group) * a->head_dim;
 }
 
+/* A sum of 0 is that of no keys. */
 INLINE void NAME(write_row)(const attention_args *a, ELEMENT *to, const float *from, float sum) {
-    for (int64_t d = 0; d < a->head_dim; d += LANES) STORE(to + d, load_f32(from + d, LANES) / sum, LANES);
+    float factor = sum == 0 ? 0 : 1 / sum;
+    for (int64_t d = 0; d < a->head_dim; d += LANES) STORE(to + d, load_f32(from + d, LANES) * factor, LANES);
 }
 
-static NAME(scratch) NAME(make_scratch)(const attention_args *a, int64_t num_rows) {
-    int64_t floats = num_rows * (2 * a->head_dim + 2 * TILE + 3) + 2 * TILE * a->head_dim + 64;
+/* For the longest item; `out` is NULL where memory is short. */
+static NAME(scratch) NAME(make_scratch)(const attention_args *a) {
+    int64_t num_rows = a->num_heads / a->num_kv_heads * (a->query_starts ? queries_per_block(a) : 1);
+    int64_t floats = num_rows * (2 * a->head_dim + 1 + LANES) + ROWS * (2 * TILE + 1) + 2 * TILE * a->head_dim + 64;
     float *memory = thread_scratch(floats * sizeof(float));
-    NAME(scratch) s;
+    NAME(scratch) s = {0};
+    if (!memory) return s;
     s.out = memory;
     s.scores = s.out + num_rows * a->head_dim;
-    s.q = (FACTOR *)(s.scores + num_rows * TILE);
+    s.q = (FACTOR *)(s.scores + ROWS * TILE);
     s.p = (FACTOR *)((float *)s.q + num_rows * a->head_dim);
-    s.k_copy = (FACTOR *)((float *)s.p + num_rows * TILE);
-    s.v_copy = (FACTOR *)((float *)s.k_copy + TILE * a->head_dim);
-    s.maximum = (float *)s.v_copy + TILE * a->head_dim;
-    s.sum = s.maximum + num_rows;
-    s.rescale = s.sum + num_rows;
+    s.k_copies = (FACTOR *)((float *)s.p + ROWS * TILE);
+    s.v_copies = (FACTOR *)((float *)s.k_copies + TILE * a->head_dim);
+    s.sums = (float *)s.v_copies + TILE * a->head_dim;
+    s.maximum = s.sums + num_rows * LANES;
+    s.rescale = s.maximum + num_rows;
     return s;
 }
 
-static void NAME(run_item)(const attention_args *a, const work_item *item, float *partials) {
+/* Where split 0 of a head of a query (numbered over all requests) is; the next split's is heads * (dim + 2) behind. */
+INLINE float *NAME(partial)(const attention_args *a, int64_t query, int64_t head) {
+    return a->partials + (query * a->max_splits * a->num_heads + head) * (a->head_dim + 2);
+}
+
+/* `ahead`: the item that comes next, or NULL. */
+static void NAME(attend_keys)(const attention_args *a, const work_item *item, const work_item *ahead, int64_t num_rows,
+                              const NAME(scratch) *s) {
+    request_plan plan = plan_request(a, item->request);
+    int64_t position = plan.kv_len - plan.num_queries + item->first_query;
+    for (int64_t key = item->first_key / TILE * TILE; key < item->end_key; key += TILE) {
+        int64_t left = item->end_key - key, num_groups = left >= TILE ? TILE_GROUPS : (left + GROUP - 1) / GROUP;
+        NAME(tile) tile;
+        NAME(load_tile)(a, item, key, num_groups, s->k_copies, s->v_copies, &tile);
+        if (key + TILE < item->end_key) NAME(fetch_ahead)(a, item, key + TILE, &tile);
+        else if (ahead) NAME(fetch_ahead)(a, ahead, ahead->first_key / TILE * TILE, &tile);
+#define ATTEND(n) NAME(attend_rows)(n, a, item, position, row, key, &tile, s)
+        for (int64_t row = 0; row < num_rows; row += ROWS) {
+            FOR_ROWS(num_rows - row, ATTEND)
+            if (row == 0) NAME(fetch_nothing)(&tile);
+        }
+    }
+}
+
+static void NAME(run_item)(const attention_args *a, const work_item *item, const work_item *ahead,
+                           const NAME(scratch) *s) {
     int64_t dim = a->head_dim, group = a->num_heads / a->num_kv_heads, num_rows = item->num_queries * group;
-    NAME(scratch) s = NAME(make_scratch)(a, num_rows);
-    memset(s.out, 0, num_rows * dim * sizeof(float));
+    memset(s->out, 0, num_rows * dim * sizeof(float));
     for (int64_t row = 0; row < num_rows; row++) {
         const ELEMENT *q = (const ELEMENT *)a->q + NAME(row_offset)(a, item, row, a->q_stride);
 #if EXPAND
-        for (int64_t d = 0; d < dim; d += LANES) store_f32(s.q + row * dim + d, LOAD(q + d, LANES), LANES);
+        for (int64_t d = 0; d < dim; d += LANES) store_f32(s->q + row * dim + d, LOAD(q + d, LANES), LANES);
 #else
-        memcpy(s.q + row * dim, q, dim * sizeof(ELEMENT));
+        memcpy(s->q + row * dim, q, dim * sizeof(ELEMENT));
 #endif
-        s.maximum[row] = -INFINITY, s.sum[row] = 0;
+        s->maximum[row] = LOWEST;
+        store_f32(s->sums + row * LANES, (vf){0}, LANES);
     }
-    for (int64_t key = item->first_key / TILE * TILE; key < item->end_key; key += TILE)
-        NAME(attend_tile)(a, item, key, &s);
+    NAME(attend_keys)(a, item, ahead, num_rows, s);
     for (int64_t row = 0; row < num_rows; row++) {
-        if (item->partial < 0) {
-            ELEMENT *out = (ELEMENT *)a->out + NAME(row_offset)(a, item, row, a->num_heads * dim);
-            NAME(write_row)(a, out, s.out + row * dim, s.sum[row]);
+        int64_t offset = NAME(row_offset)(a, item, row, a->num_heads * dim), head = offset / dim % a->num_heads;
+        float sum = sum_lanes(load_f32(s->sums + row * LANES, LANES));
+        if (item->split < 0) {
+            NAME(write_row)(a, (ELEMENT *)a->out + offset, s->out + row * dim, sum);
             continue;
         }
-        float *partial = partials + (item->partial * group + row) * (dim + 2);
-        memcpy(partial, s.out + row * dim, dim * sizeof(float));
-        partial[dim] = s.maximum[row], partial[dim + 1] = s.sum[row];
+        float *part = NAME(partial)(a, offset / dim / a->num_heads, head);
+        part += item->split * a->num_heads * (dim + 2);
+        memcpy(part, s->out + row * dim, dim * sizeof(float));
+        part[dim] = s->maximum[row], part[dim + 1] = sum;
     }
 }
 
-/* Joins the `count` partial results of one query and KV head, which lie behind each other from `item` on. */
-static void NAME(join_partials)(const attention_args *a, const work_item *item, int64_t count, float *partials) {
-    int64_t dim = a->head_dim, group = a->num_heads / a->num_kv_heads, step = group * (dim + 2);
-    for (int64_t row = 0; row < group; row++) {
-        float *first = partials + (item->partial * group + row) * (dim + 2), highest = -INFINITY, sum = 0;
-        for (int64_t i = 0; i < count; i++) highest = fmaxf(highest, first[i * step + dim]);
-        for (int64_t i = 0; i < count; i++) {
-            float *part = first + i * step, factor = expf(part[dim] - highest);
-            sum += part[dim + 1] * factor;
-            for (int64_t d = 0; d < dim; d++) first[d] = part[d] * factor + (i ? first[d] : 0);
-        }
-        ELEMENT *out = (ELEMENT *)a->out + NAME(row_offset)(a, item, row, a->num_heads * dim);
-        NAME(write_row)(a, out, first, sum);
+/* Joins the splits of one head of a query. */
+static void NAME(join_splits)(const attention_args *a, int64_t query, int64_t head, int64_t num_splits) {
+    int64_t dim = a->head_dim, step = a->num_heads * (dim + 2);
+    float *first = NAME(partial)(a, query, head), highest = LOWEST, sum = 0;
+    for (int64_t i = 0; i < num_splits; i++) highest = fmaxf(highest, first[i * step + dim]);
+    for (int64_t i = 0; i < num_splits; i++) {
+        float *part = first + i * step, factor = exp2f(part[dim] - highest);
+        sum += part[dim + 1] * factor;
+        for (int64_t d = 0; d < dim; d += LANES)
+            store_f32(first + d, load_f32(part + d, LANES) * factor + (i ? load_f32(first + d, LANES) : (vf){0}), LANES);
     }
+    NAME(write_row)(a, (ELEMENT *)a->out + (query * a->num_heads + head) * dim, first, sum);
 }
 
 /* 0, or -1 where memory is short. */
-int NAME(paged_attention)(const attention_args *a) {
-    int64_t num_partials = 0, num_items = plan_work(a, NULL, &num_partials);
-    int64_t group = a->num_heads / a->num_kv_heads;
-    work_item *items = malloc((num_items + 1) * sizeof *items);
-    float *partials = malloc((num_partials * group * (a->head_dim + 2) + 1) * sizeof *partials);
-    if (!items || !partials) {
-        free(items), free(partials);
-        return -1;
+int NAME(paged_attention)(const attention_args *a, team *t) {
+    NAME(scratch) s = NAME(make_scratch)(a);
+    work_cursor cursor = {0};
+    int64_t count = count_items(a), number = s.out ? next_near_item(t, count) : -1;
+    work_item item, ahead;
+    if (number >= 0) find_item(a, number, &cursor, &ahead);
+    while (number >= 0) {
+        item = ahead;
+        number = next_near_item(t, count);
+        if (number >= 0) find_item(a, number, &cursor, &ahead);
+        NAME(run_item)(a, &item, number >= 0 ? &ahead : NULL, &s);
     }
-    num_partials = 0;
-    plan_work(a, items, &num_partials);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(a->num_threads) if (num_items > 1)
-    for (int64_t i = 0; i < num_items; i++) NAME(run_item)(a, items + i, partials);
-    for (int64_t i = 0; i < num_items; i++) {
-        if (items[i].partial < 0) continue;
-        int64_t count = 1;
-        while (i + count < num_items && items[i + count].partial >= 0 && items[i + count].request == items[i].request &&
-               items[i + count].kv_head == items[i].kv_head)
-            count++;
-        NAME(join_partials)(a, items + i, count, partials);
-        i += count - 1;
+    if (a->max_splits > 1) team_barrier(t); /* the same on every thread */
+    for (int64_t request = 0; request < a->num_requests && a->max_splits > 1; request++) {
+        request_plan plan = plan_request(a, request);
+        int64_t count = plan.num_splits > 1 ? plan.num_queries * a->num_heads : 0;
+        for (int64_t i = part_start(t, count); i < part_end(t, count); i++)
+            NAME(join_splits)(a, plan.first_query + i / a->num_heads, i % a->num_heads, plan.num_splits);
     }
-    free(items), free(partials);
-    return 0;
+    return s.out ? 0 : -1;
 }

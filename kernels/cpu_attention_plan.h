@@ -5,12 +5,14 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "cpu_team.h"
 #include "cpu_vector.h"
 
 #define GROUP 16 /* keys that are read in place together, where a page holds as many */
 #define TILE_GROUPS 4
 #define TILE (GROUP * TILE_GROUPS) /* keys of one step of the online softmax; tiles lie at multiples of TILE */
-#define SPLIT 512                  /* keys after which a single query's work is split: a constant, whatever the batch */
+#define SPLIT 512                  /* keys after which a request's work is split, */
+#define MAX_SPLITS 16              /* into so many parts at most: constants, whatever the batch */
 #define BLOCK_ROWS 96              /* query rows (queries x heads of a group) that share a tile */
 
 /* The register block of the products: ROWS rows of VECTORS vectors, with room for the operands. */
@@ -49,22 +51,34 @@
 #define GROUP_VECTORS (GROUP / LANES)
 #define PASS_GROUPS (VECTORS / GROUP_VECTORS)
 
+/* Request r's queries are query_starts[r] to query_starts[r + 1], or the one query r where that is NULL. */
 typedef struct {
     const void *q, *k_cache, *v_cache;
     void *out;
+    float *partials; /* [queries, max_splits, heads, head_dim + 2]; unused where max_splits is 1 */
     const int32_t *page_table, *query_starts, *kv_lens;
-    int64_t num_requests, num_heads, num_kv_heads, head_dim, page_size, max_pages, q_stride;
-    int64_t window; /* 0: none */
+    int64_t num_requests, num_heads, num_kv_heads, head_dim, page_size, table_stride, q_stride;
+    int64_t max_splits; /* of any request: no fewer than MAX_SPLITS or what its page table can hold */
+    int64_t window;     /* 0: none */
     float scale;
     float soft_cap; /* 0: none */
-    int64_t num_threads;
 } attention_args;
 
-/* Some queries of a request and one KV head, over keys [first_key, end_key). `partial`: where an item of several that
-   share a query leaves its unnormalised result, in units of items; -1 where it is the only one. */
+/* Some queries of a request and one KV head, over keys [first_key, end_key). `split`: where the item leaves its
+   unnormalised result, because others share its queries; -1 where it is alone. Queries are numbered within the request. */
 typedef struct {
-    int64_t request, kv_head, first_query, num_queries, first_key, end_key, partial;
+    int64_t request, kv_head, first_query, num_queries, first_key, end_key, split;
 } work_item;
+
+/* How one request is cut, the same whatever else is in the batch. */
+typedef struct {
+    int64_t first_query, num_queries, kv_len, num_blocks; /* blocks of queries */
+    int64_t first_split, num_splits, split_len;           /* runs of keys, numbered from the first key of all */
+} request_plan;
+
+typedef struct {
+    int64_t request, first_item; /* the first item of this request */
+} work_cursor;
 
 static int64_t queries_per_block(const attention_args *a) {
     int64_t group = a->num_heads / a->num_kv_heads;
@@ -75,42 +89,58 @@ static int64_t first_visible(const attention_args *a, int64_t position) {
     return a->window && position >= a->window ? position - a->window + 1 : 0;
 }
 
-/* Adds one request's items for one KV head to `items` (counts only where it is NULL); the longest come first. */
-static int64_t plan_request(const attention_args *a, int64_t request, int64_t kv_head, work_item *items,
-                            int64_t *num_partials) {
-    int64_t num_queries = a->query_starts[request + 1] - a->query_starts[request], kv_len = a->kv_lens[request];
-    int64_t num_items = 0, block = queries_per_block(a);
-    if (num_queries == 1) {
-        int64_t first_key = first_visible(a, kv_len - 1);
-        int64_t first_split = first_key / SPLIT, num_splits = (kv_len - 1) / SPLIT - first_split + 1;
-        for (int64_t i = 0; i < num_splits; i++) {
-            int64_t start = (first_split + i) * SPLIT, partial = num_splits > 1 ? (*num_partials)++ : -1;
-            work_item item = {request, kv_head, 0, 1, start > first_key ? start : first_key,
-                              i + 1 < num_splits ? start + SPLIT : kv_len, partial};
-            if (items) items[num_items] = item;
-            num_items++;
+/* A request of more than one block of queries is not split along its keys: it has items enough. */
+static request_plan plan_request(const attention_args *a, int64_t request) {
+    request_plan plan = {request, 1, a->kv_lens[request], 1, 0, 1, 0};
+    if (a->query_starts) {
+        plan.first_query = a->query_starts[request];
+        plan.num_queries = a->query_starts[request + 1] - plan.first_query;
+        plan.num_blocks = (plan.num_queries + queries_per_block(a) - 1) / queries_per_block(a);
+    }
+    int64_t share = (plan.kv_len + MAX_SPLITS - 1) / MAX_SPLITS;
+    plan.split_len = share <= SPLIT ? SPLIT : (share + TILE - 1) / TILE * TILE;
+    if (plan.num_blocks == 1 && plan.kv_len > 0) {
+        plan.first_split = first_visible(a, plan.kv_len - plan.num_queries) / plan.split_len;
+        plan.num_splits = (plan.kv_len - 1) / plan.split_len + 1 - plan.first_split;
+    }
+    return plan;
+}
+
+static int64_t count_items(const attention_args *a) {
+    int64_t count = 0;
+    for (int64_t request = 0; request < a->num_requests; request++) {
+        request_plan plan = plan_request(a, request);
+        count += plan.num_blocks * plan.num_splits * a->num_kv_heads;
+    }
+    return count;
+}
+
+/* Item `number` of count_items. The longest items of a request come first. */
+static void find_item(const attention_args *a, int64_t number, work_cursor *cursor, work_item *item) {
+    if (number < cursor->first_item) *cursor = (work_cursor){0};
+    for (;; cursor->request++) {
+        request_plan plan = plan_request(a, cursor->request);
+        int64_t each = plan.num_blocks * plan.num_splits, local = number - cursor->first_item;
+        if (local >= each * a->num_kv_heads) {
+            cursor->first_item += each * a->num_kv_heads;
+            continue;
         }
-        return num_items;
+        int64_t block = queries_per_block(a), part = local % each, prefix = plan.kv_len - plan.num_queries;
+        int64_t first = (plan.num_blocks - 1 - part / plan.num_splits) * block, left = plan.num_queries - first;
+        int64_t split = plan.first_split + part % plan.num_splits, count = left < block ? left : block;
+        int64_t first_key = first_visible(a, prefix + first), end_key = prefix + first + count;
+        if (plan.num_splits > 1) {
+            int64_t start = split * plan.split_len, end = start + plan.split_len;
+            if (first_key < start) first_key = start;
+            if (end_key > end) end_key = end;
+        }
+        *item = (work_item){cursor->request, local / each,  first, count, first_key,
+                            end_key,         plan.num_splits > 1 ? part % plan.num_splits : -1};
+        return;
     }
-    for (int64_t first = (num_queries - 1) / block * block; num_queries && first >= 0; first -= block) {
-        int64_t size = num_queries - first < block ? num_queries - first : block;
-        int64_t position = kv_len - num_queries + first;
-        work_item item = {request, kv_head, first, size, first_visible(a, position), position + size, -1};
-        if (items) items[num_items] = item;
-        num_items++;
-    }
-    return num_items;
 }
 
-static int64_t plan_work(const attention_args *a, work_item *items, int64_t *num_partials) {
-    int64_t num_items = 0;
-    for (int64_t request = 0; request < a->num_requests; request++)
-        for (int64_t kv_head = 0; kv_head < a->num_kv_heads; kv_head++)
-            num_items += plan_request(a, request, kv_head, items ? items + num_items : NULL, num_partials);
-    return num_items;
-}
-
-/* Each thread's scratch memory, kept between calls. */
+/* Each thread's scratch memory, kept between calls; NULL where there is none. */
 static void *thread_scratch(int64_t num_bytes) {
     static _Thread_local void *memory;
     static _Thread_local int64_t size;

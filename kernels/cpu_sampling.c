@@ -1,4 +1,4 @@
-/* Sampling of one token per row. Contract: sampling.py, whose torch version gives the same ids, bit for bit; noise.py.
+/* Sampling of one token per row. Contract: sampling.py, whose reference gives the same ids, bit for bit; noise.py.
 
 So that every version computes the same numbers, products and sums are not contracted here. */
 #if defined(__clang__)
@@ -7,268 +7,296 @@ So that every version computes the same numbers, products and sums are not contr
 #pragma GCC optimize("fp-contract=off")
 #endif
 #include <float.h>
-#include <math.h>
-#include <stdlib.h>
 
-#include "cpu_vector.h"
+#include "cpu_noise.h"
+#include "cpu_rows.h"
+#include "cpu_team.h"
 
-#define BLOCK 64      /* tokens whose noise is drawn together: 16 Philox blocks of 4 words */
-#define BUCKETS 2048  /* of the logits below the largest, for top-p */
-#define BUCKETS_PER_UNIT 64.0f
-#define MASS_SCALE 1099511627776.0f /* 2^40 */
-#define MAX_GUMBEL 22.9
-
-typedef struct {
-    const float *logits, *temperature, *top_p, *log_min_p;
-    const int64_t *top_k, *seeds, *positions;
-    int64_t *ids;
-    int64_t num_rows, vocab_size, num_threads;
-} sampling_args;
-
-static void philox_blocks(uint32_t words[4][BLOCK / 4], uint64_t seed, uint64_t position, uint32_t first) {
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    uint32_t *restrict c0 = words[0], *restrict c1 = words[1], *restrict c2 = words[2], *restrict c3 = words[3];
-    for (uint32_t i = 0; i < BLOCK / 4; i++) {
-        c0[i] = first + i, c1[i] = (uint32_t)position, c2[i] = (uint32_t)(position >> 32), c3[i] = 0;
-    }
-    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
-        for (int i = 0; i < BLOCK / 4; i++) {
-            uint64_t a = (uint64_t)c0[i] * 0xD2511F53u, b = (uint64_t)c2[i] * 0xCD9E8D57u;
-            c0[i] = (uint32_t)(b >> 32) ^ c1[i] ^ k0;
-            c2[i] = (uint32_t)(a >> 32) ^ c3[i] ^ k1;
-            c1[i] = (uint32_t)b, c3[i] = (uint32_t)a;
-        }
-}
-
-/* noise.log */
-static double exact_log(double x) {
-    int64_t bits;
-    memcpy(&bits, &x, 8);
-    int64_t exponent = (bits >> 52) - 1023;
-    bits = (bits & 0x000FFFFFFFFFFFFF) | 0x3FF0000000000000;
-    double mantissa;
-    memcpy(&mantissa, &bits, 8);
-    if (mantissa >= 1.4142135623730951) mantissa *= 0.5, exponent++;
-    double s = (mantissa - 1.0) / (mantissa + 1.0), square = s * s, series = 1.0 / 21.0;
-    for (int denominator = 19; denominator > 0; denominator -= 2) series = series * square + 1.0 / denominator;
-    return (double)exponent * 0.6931471805599453 + (s * 2.0) * series;
-}
-
-static double gumbel(uint32_t word) { return -exact_log(-exact_log(((double)word + 0.5) * 0x1p-32)); }
-
-/* A word below this gives noise below `need`; a little lower than exact. */
-static uint32_t smallest_word(double need) {
-    double word = exp(-exp(-need)) * 0x1p32 - 4.0;
-    return word < 0 ? 0 : word > 4294967295.0 ? 4294967295u : (uint32_t)word;
-}
+#define DIGITS 2048
+#define FIRST_SHIFT 20 /* keys have 31 bits; their digits 11, 11 and 9 */
+#define MASS_BITS 29   /* the likeliest token's mass is 2^29; four fit an unsigned integer */
+#define MASSLESS -21.0f /* e^z 2^29 is below 1 */
 
 typedef struct {
     double score;
     int64_t id;
 } winner;
 
-INLINE float block_max(const float *z, int64_t n) {
-    if (n < BLOCK) {
-        float top = -INFINITY;
-        for (int64_t i = 0; i < n; i++) top = z[i] > top ? z[i] : top;
-        return top;
-    }
-    vf top = load_f32(z, LANES);
-    for (int i = LANES; i < BLOCK; i += LANES) top = vmax(load_f32(z + i, LANES), top);
-    return max_lanes(top);
+/* What the phases leave behind of GROUP tokens, for whichever thread goes on. 11 words: sampling.GROUP_SCRATCH. */
+typedef struct {
+    float tops[GROUP_BLOCKS]; /* the largest logit of each block */
+    int64_t mass;
+    winner best; /* of this group and those before it that the same thread has looked at */
+} group_scratch;
+
+typedef struct {
+    const float *logits, *temperature, *top_p, *min_p;
+    const int64_t *top_k, *seeds, *positions;
+    int64_t *ids;
+    group_scratch *scratch;
+    int64_t num_rows, vocab_size, row_stride;
+} sampling_args;
+
+/* A row as z = (logit - top) * scale, which is at most 0. */
+typedef struct {
+    const float *logits;
+    group_scratch *groups;
+    int64_t num_tokens, num_groups, top_id;
+    float top, scale;
+    uint64_t seed, position;
+} logits_row;
+
+INLINE vf vector_z(const logits_row *row, const float *x) { return (load_f32(x, LANES) - row->top) * row->scale; }
+INLINE float scaled(const logits_row *row, float logit) { return (logit - row->top) * row->scale; }
+
+typedef uint64_t v64 __attribute__((vector_size(LANES * 4)));
+
+/* z in the order of integers: the larger the key, the smaller z. */
+INLINE int32_t key_of(float z) {
+    int32_t bits;
+    memcpy(&bits, &z, 4);
+    return bits & 0x7fffffff;
+}
+INLINE float z_of_key(int32_t key) {
+    float size;
+    memcpy(&size, &key, 4);
+    return -size;
 }
 
-/* Scores the tokens of one block that are at or above the threshold and may beat the best so far. */
-static winner score_block(const float *z, int64_t first, int64_t n, float threshold, float top, uint64_t seed,
-                          uint64_t position, winner best) {
-    uint32_t words[4][BLOCK / 4];
-    philox_blocks(words, seed, position, (uint32_t)(first / 4));
-    uint32_t needed = smallest_word(best.score - top);
+/* sampling._mass before it is rounded: e^z 2^29, and for z below MASSLESS a little more than that. */
+INLINE vf mass_of(vf z) {
+    vf exponent = vmax(z, splat(MASSLESS)) * 1.44269504f;
+    vf shifted = exponent + (12582912.0f + MASS_BITS); /* the lowest bits are those of a whole number */
+    vf r = exponent - (shifted - (12582912.0f + MASS_BITS));
+    vf p = r * 0.00133335581f + 0.00961812911f;
+    p = p * r + 0.0555041087f;
+    p = p * r + 0.240226507f;
+    p = p * r + 0.693147181f;
+    p = p * r + 1.0f;
+    return (vf)((vi)p + ((vi)shifted << 23));
+}
+
+/* The mass of one group's tokens at or above the bound. */
+static int64_t group_mass(const logits_row *row, int64_t group, float bound) {
+    const float *tops = row->groups[group].tops;
+    float padded[BLOCK];
+    v64 halves = {0};
+    int64_t total = 0;
+    for (int b = 0; b < GROUP_BLOCKS; b++) {
+        float top = scaled(row, tops[b]);
+        if (top < bound || top < MASSLESS) continue;
+        const float *x = block_at(row->logits, row->num_tokens, group * GROUP + b * BLOCK, padded);
+        for (int i = 0; i < BLOCK; i += 4 * LANES) {
+            vu sum = {0}; /* of four masses */
+            for (int j = i; j < i + 4 * LANES; j += LANES) {
+                vf z = vector_z(row, x + j);
+                sum += (vu)(__builtin_convertvector(mass_of(z), vi) & (z >= bound));
+            }
+            halves += ((v64)sum & 0xffffffffu) + ((v64)sum >> 32);
+        }
+    }
+    for (int i = 0; i < LANES / 2; i++) total += (int64_t)halves[i];
+    return total;
+}
+
+/* Adds the weights of some z, by digit of their keys: a token weighs its mass, or 1. */
+INLINE void add_weights(const float *z, int64_t count, int32_t low, int shift, int by_mass, int64_t *weights) {
+    int32_t digits[BLOCK], sizes[BLOCK];
+    for (int64_t i = 0; i < count; i += LANES) {
+        vf value = load_f32(z + i, LANES);
+        vi digit = (((vi)value & 0x7fffffff) - low) >> shift, size = __builtin_convertvector(mass_of(value), vi);
+        memcpy(digits + i, &digit, sizeof digit);
+        memcpy(sizes + i, &size, sizeof size);
+    }
+    for (int64_t i = 0; i < count; i++) weights[digits[i]] += by_mass ? sizes[i] : 1;
+}
+
+/* The weights of all tokens with keys low..last. */
+static void weigh_digits(const logits_row *row, int32_t low, int32_t last, int shift, int by_mass, int64_t *weights) {
+    float padded[BLOCK], found[2 * BLOCK + LANES];
+    int64_t count = 0;
+    for (int64_t g = 0; g < row->num_groups; g++)
+        for (int b = 0; b < GROUP_BLOCKS; b++) {
+            if (key_of(scaled(row, row->groups[g].tops[b])) > last) continue;
+            const float *x = block_at(row->logits, row->num_tokens, g * GROUP + b * BLOCK, padded);
+            for (int i = 0; i < BLOCK; i += LANES) {
+                vf z = vector_z(row, x + i);
+                vi key = (vi)z & 0x7fffffff;
+                count = append_lanes(found, count, z, (key >= low) & (key <= last));
+            }
+            if (count < BLOCK) continue;
+            add_weights(found, BLOCK, low, shift, by_mass, weights);
+            count -= BLOCK;
+            memcpy(found, found + BLOCK, BLOCK * sizeof *found);
+        }
+    add_weights(found, count, low, shift, by_mass, weights);
+}
+
+/* The largest z such that the tokens at or above it weigh `needed` or more, digit by digit of its key. It is known not
+   to lie below the bound. */
+static float find_threshold(const logits_row *row, float bound, double needed, int by_mass) {
+    int32_t low = 0, last = key_of(bound);
+    int64_t above = 0; /* the weight of the keys below `low` */
+    for (int shift = FIRST_SHIFT;; shift = shift == FIRST_SHIFT ? 9 : 0) {
+        int64_t weights[DIGITS] = {0};
+        int32_t digit = 0;
+        weigh_digits(row, low, last, shift, by_mass, weights);
+        while (digit < DIGITS - 1 && (double)(above + weights[digit]) < needed) above += weights[digit++];
+        low += digit << shift;
+        if (shift == 0) return z_of_key(low);
+        if (last - low >= 1 << shift) last = low + (1 << shift) - 1;
+    }
+}
+
+/* A value that at least k of the blocks' largest reach; -inf where there are fewer blocks. */
+static float bound_of_top_k(const logits_row *row, int64_t k) {
+    int64_t counts[DIGITS] = {0}, digit = 0, count = 0;
+    for (int64_t g = 0; g < row->num_groups; g++)
+        for (int b = 0; b < GROUP_BLOCKS; b++)
+            counts[key_of(scaled(row, row->groups[g].tops[b])) >> FIRST_SHIFT]++;
+    while (digit < DIGITS && count + counts[digit] < k) count += counts[digit++];
+    int64_t last = ((digit + 1) << FIRST_SHIFT) - 1;
+    return last < 0x7f800000 ? z_of_key((int32_t)last) : -INFINITY;
+}
+
+static float top_k_threshold(const logits_row *row, int64_t k) {
+    if (k < 1 || k >= row->num_tokens) return -FLT_MAX;
+    float threshold = find_threshold(row, bound_of_top_k(row, k), (double)k, 0);
+    return threshold > -FLT_MAX ? threshold : -FLT_MAX;
+}
+
+/* The groups' masses are those of the tokens at or above `threshold`. */
+static float top_p_threshold(const logits_row *row, float threshold, float top_p) {
+    int64_t total = 0;
+    for (int64_t g = 0; g < row->num_groups; g++) total += row->groups[g].mass;
+    double needed = (double)top_p * (double)total;
+    /* If no token below the bound weighs more than `each`, all of them may be left out. The margin is for rounding. */
+    double each = ((double)total - needed) / (double)row->num_tokens;
+    float bound = each > 0 ? (float)(log(each * 0x1p-29) - 1e-3) : -INFINITY;
+    bound = bound > MASSLESS ? bound : MASSLESS;
+    return find_threshold(row, bound > threshold ? bound : threshold, needed, 1);
+}
+
+INLINE winner better(winner a, winner b) {
+    return b.score > a.score || (b.score == a.score && b.id < a.id) ? b : a;
+}
+
+/* For each block of a group: with half a word below this, every token's score is below `best`. A token at or below the
+   block's top z needs noise of best - z; -log(u) >= 1 - u, and margins for rounding. */
+INLINE void halves_needed(const logits_row *row, const float *tops, double best, int32_t needed[GROUP_BLOCKS]) {
+    for (int i = 0; i < GROUP_BLOCKS; i += LANES) {
+        vf may_lack = mass_of(vector_z(row, tops + i) - (float)best) * (1.0001f * 4); /* of 2^31 */
+        vf half = vmax(splat(0x1p31f - 512) - may_lack, splat(0.0f));
+        vi whole = __builtin_convertvector(half, vi);
+        memcpy(needed + i, &whole, sizeof whole);
+    }
+}
+
+/* Scores those tokens of one block that are at or above the threshold and have noise enough. */
+static winner score_block(const logits_row *row, int64_t first, float threshold, int32_t half_needed, winner best) {
+    uint32_t words[4][PHILOX_BLOCKS];
+    philox_blocks(words, row->seed, row->position, (uint32_t)(first / 4));
+    vi is_any = {0};
+    for (int i = 0; i < BLOCK; i += LANES) {
+        vu word;
+        memcpy(&word, &words[0][0] + i, sizeof word);
+        is_any |= (vi)(word >> 1) >= half_needed;
+    }
+    if (!any_lane(is_any)) return best;
+    int64_t n = row->num_tokens - first < BLOCK ? row->num_tokens - first : BLOCK;
     for (int64_t i = 0; i < n; i++) {
         uint32_t word = words[i % 4][i / 4];
-        if (word < needed || z[i] < threshold) continue;
-        winner candidate = {(double)z[i] + gumbel(word), first + i};
-        if (candidate.score > best.score || (candidate.score == best.score && candidate.id < best.id)) {
-            best = candidate;
-            needed = smallest_word(best.score - top);
-        }
+        if ((int32_t)(word >> 1) < half_needed) continue;
+        float z = scaled(row, row->logits[first + i]);
+        if (z >= threshold) best = better(best, (winner){(double)z + gumbel(word), first + i});
     }
     return best;
 }
 
-/* argmax of z + noise over the tokens at or above the threshold; `top_id` is the largest's. */
-static int64_t gumbel_max(const float *z, int64_t vocab_size, int64_t top_id, float threshold, uint64_t seed,
-                          uint64_t position) {
-    winner best = {-INFINITY, vocab_size};
-    int64_t start = top_id / BLOCK * BLOCK;
-    int64_t size = vocab_size - start < BLOCK ? vocab_size - start : BLOCK;
-    best = score_block(z + start, start, size, threshold, 0.0f, seed, position, best);
-    for (int64_t first = 0; first < vocab_size; first += BLOCK) {
-        int64_t n = vocab_size - first < BLOCK ? vocab_size - first : BLOCK;
-        float top = block_max(z + first, n);
-        if (top >= threshold && (double)top + MAX_GUMBEL >= best.score && first != start)
-            best = score_block(z + first, first, n, threshold, top, seed, position, best);
+static winner score_group(const logits_row *row, int64_t group, float threshold, winner best) {
+    const float *tops = row->groups[group].tops;
+    int32_t half_needed[GROUP_BLOCKS];
+    halves_needed(row, tops, best.score, half_needed);
+    for (int b = 0; b < GROUP_BLOCKS; b++) {
+        float top = scaled(row, tops[b]);
+        if (top >= threshold && (double)top + MAX_GUMBEL >= best.score)
+            best = score_block(row, group * GROUP + b * BLOCK, threshold, half_needed[b], best);
     }
-    return best.id;
+    return best;
 }
 
-static int descending(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
+/* The largest token is above every threshold. */
+static winner score_top(const logits_row *row) {
+    uint32_t words[4][PHILOX_BLOCKS];
+    philox_blocks(words, row->seed, row->position, (uint32_t)(row->top_id / 4));
+    return (winner){gumbel(words[row->top_id % 4][0]), row->top_id};
 }
 
-/* The k-th largest of `count` values, which it reorders (quickselect, on the median of three). */
-static float kth_largest(float *values, int64_t count, int64_t k) {
-    int64_t low = 0, high = count - 1, target = k - 1;
-    while (low < high) {
-        float a = values[low], b = values[(low + high) / 2], c = values[high];
-        float pivot = a > b ? (b > c ? b : a > c ? c : a) : (a > c ? a : b > c ? c : b);
-        int64_t i = low, j = high;
-        while (i <= j) {
-            while (values[i] > pivot) i++;
-            while (values[j] < pivot) j--;
-            if (i <= j) {
-                float swapped = values[i];
-                values[i++] = values[j], values[j--] = swapped;
-            }
-        }
-        if (target <= j) high = j;
-        else if (target >= i) low = i;
-        else return values[target];
+/* The largest logit and its first index; -1 where a logit is NaN or none is above -inf. */
+static void find_top(logits_row *row) {
+    row->top = -INFINITY;
+    int is_nan = 0;
+    for (int64_t g = 0; g < row->num_groups; g++) {
+        is_nan |= row->groups[g].tops[0] != row->groups[g].tops[0];
+        for (int b = 0; b < GROUP_BLOCKS; b++)
+            if (row->groups[g].tops[b] > row->top) row->top = row->groups[g].tops[b], row->top_id = g * GROUP + b * BLOCK;
     }
-    return values[target];
+    if (is_nan || row->top == -INFINITY) row->top_id = -1;
+    else
+        while (row->logits[row->top_id] != row->top) row->top_id++;
 }
 
-/* Keeps the candidates for the k largest in `buffer`; blocks that lie below the k-th of those cost one comparison. */
-static float top_k_threshold(const float *z, int64_t vocab_size, int64_t k, float *buffer) {
-    int64_t count = 0, limit = 4 * k + BLOCK;
-    float threshold = -INFINITY;
-    for (int64_t first = 0; first < vocab_size; first += BLOCK) {
-        int64_t n = vocab_size - first < BLOCK ? vocab_size - first : BLOCK;
-        if (block_max(z + first, n) < threshold) continue;
-        for (int64_t i = 0; i < n; i++)
-            if (z[first + i] >= threshold) buffer[count++] = z[first + i];
-        if (count + BLOCK > limit) {
-            threshold = kth_largest(buffer, count, k);
-            count = k; /* the k largest lie in front */
-        }
+/* The whole team calls it; a thread looks at its part of the groups. */
+static void sample_row(const sampling_args *a, int64_t index, team *t) {
+    int64_t num_groups = num_groups_of(a->vocab_size);
+    int64_t start = part_start(t, num_groups), end = part_end(t, num_groups);
+    logits_row row = {.logits = a->logits + index * a->row_stride,
+                      .groups = a->scratch + index * num_groups,
+                      .num_tokens = a->vocab_size,
+                      .num_groups = num_groups,
+                      .scale = 1.0f / a->temperature[index],
+                      .seed = (uint64_t)a->seeds[index],
+                      .position = (uint64_t)a->positions[index]};
+    for (int64_t g = start; g < end; g++) scan_group(row.logits, row.num_tokens, g * GROUP, row.groups[g].tops);
+    team_barrier(t);
+    find_top(&row);
+    if (row.top_id < 0 || !isfinite(row.top) || !isfinite(row.scale) || !(row.scale > 0)) {
+        if (t->thread == 0) a->ids[index] = row.top_id;
+        return;
     }
-    return kth_largest(buffer, count, k);
+    float threshold = top_k_threshold(&row, a->top_k[index]);
+    if (a->top_p[index] < 1) {
+        for (int64_t g = start; g < end; g++) row.groups[g].mass = group_mass(&row, g, threshold);
+        team_barrier(t);
+        threshold = top_p_threshold(&row, threshold, a->top_p[index]);
+    }
+    float min_p = a->min_p[index], log_min_p = min_p > 0 ? (float)exact_log(min_p) : -INFINITY;
+    log_min_p = log_min_p < 0 ? log_min_p : 0;
+    if (log_min_p > threshold) threshold = log_min_p;
+    winner best = score_top(&row);
+    for (int64_t g = start; g < end; g++) row.groups[g].best = best = score_group(&row, g, threshold, best);
+    team_barrier(t);
+    if (t->thread) return;
+    for (int64_t g = 0; g < num_groups; g++) best = better(best, row.groups[g].best);
+    a->ids[index] = best.id;
 }
 
-INLINE int64_t mass_of(float z) {
-    /* sampling._exp, on one element */
-    const float shift = 12582912.0f;
-    z = z < -87.0f ? -87.0f : z;
-    float n = (z * 1.44269504f + shift) - shift, r = (z - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = r * (1.0f / 720) + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    int32_t bits;
-    memcpy(&bits, &p, 4);
-    bits += (int32_t)((uint32_t)(int32_t)n << 23);
-    memcpy(&p, &bits, 4);
-    return (int64_t)(p * MASS_SCALE);
-}
-
-INLINE int32_t bucket_of(float z) {
-    float bucket = -z * BUCKETS_PER_UNIT;
-    return (int32_t)(bucket < BUCKETS - 1 ? bucket : BUCKETS - 1);
-}
-
-/* The largest value at and above which the mass reaches top_p of the whole: by buckets, then inside one. */
-static float top_p_threshold(const float *z, int64_t vocab_size, float threshold, float top_p, float *buffer) {
-    int64_t mass[BUCKETS] = {0}, total = 0, sum = 0, bucket = 0, count = 0;
-    for (int64_t first = 0; first < vocab_size; first += BLOCK) {
-        int64_t n = vocab_size - first < BLOCK ? vocab_size - first : BLOCK;
-        if (block_max(z + first, n) < threshold) continue;
-        int64_t masses[BLOCK];
-        int32_t buckets[BLOCK];
-        for (int64_t i = 0; i < n; i++) {
-            masses[i] = z[first + i] >= threshold ? mass_of(z[first + i]) : 0;
-            buckets[i] = bucket_of(z[first + i]);
-        }
-        for (int64_t i = 0; i < n; i++) mass[buckets[i]] += masses[i];
+/* A thread takes whole rows, unless rows are so few that threads had none. */
+int sample(const sampling_args *a, team *t) {
+    if (2 * a->num_rows <= t->num_threads) {
+        for (int64_t row = 0; row < a->num_rows; row++) sample_row(a, row, t);
+        return 0;
     }
-    for (int i = 0; i < BUCKETS; i++) total += mass[i];
-    int64_t needed = (int64_t)((double)top_p * (double)total);
-    if (needed < 1) needed = 1;
-    while (bucket < BUCKETS - 1 && sum + mass[bucket] < needed) sum += mass[bucket++];
-    for (int64_t i = 0; i < vocab_size; i++)
-        if (z[i] >= threshold && bucket_of(z[i]) == bucket) buffer[count++] = z[i];
-    qsort(buffer, count, sizeof *buffer, descending);
-    for (int64_t i = 0; i < count; i++) {
-        sum += mass_of(buffer[i]);
-        if (sum >= needed) return buffer[i];
-    }
-    return count ? buffer[count - 1] : threshold;
-}
-
-/* The largest value's first index, or -1 where a value is NaN or none is above -inf. */
-static int64_t argmax(const float *x, int64_t size) {
-    vf top = splat(-INFINITY);
-    vi is_nan = {0};
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) {
-        vf value = load_f32(x + i, LANES);
-        top = vmax(value, top);
-        is_nan |= value != value;
-    }
-    float highest = max_lanes(top);
-    int32_t nans = 0;
-    for (int lane = 0; lane < LANES; lane++) nans |= is_nan[lane];
-    for (; i < size; i++) {
-        highest = x[i] > highest ? x[i] : highest;
-        nans |= x[i] != x[i];
-    }
-    if (nans || highest == -INFINITY) return -1;
-    for (i = 0; i + BLOCK <= size && block_max(x + i, BLOCK) < highest;) i += BLOCK;
-    while (x[i] != highest) i++;
-    return i;
-}
-
-/* `memory` holds 2 * vocab_size floats. */
-static int64_t sample_row(const sampling_args *a, int64_t row, float *memory) {
-    const float *logits = a->logits + row * a->vocab_size;
-    int64_t vocab_size = a->vocab_size, top_id = argmax(logits, vocab_size), top_k = a->top_k[row];
-    float temperature = a->temperature[row], threshold = -FLT_MAX;
-    if (top_id < 0 || !(temperature > 0) || !isfinite(logits[top_id] / temperature)) return top_id;
-    float *z = memory, *buffer = memory + vocab_size, top = logits[top_id] / temperature;
-    for (int64_t i = 0; i < vocab_size; i++) z[i] = logits[i] / temperature - top;
-    if (top_k >= 1 && top_k < vocab_size) {
-        float k_threshold = top_k_threshold(z, vocab_size, top_k, buffer);
-        threshold = k_threshold > threshold ? k_threshold : threshold;
-    }
-    if (a->top_p[row] < 1) {
-        float p_threshold = top_p_threshold(z, vocab_size, threshold, a->top_p[row], buffer);
-        threshold = p_threshold > threshold ? p_threshold : threshold;
-    }
-    if (a->log_min_p[row] > threshold) threshold = a->log_min_p[row];
-    return gumbel_max(z, vocab_size, top_id, threshold, (uint64_t)a->seeds[row], (uint64_t)a->positions[row]);
-}
-
-/* 0, or -1 where memory is short. */
-int sample(const sampling_args *a) {
-    int failed = 0;
-#pragma omp parallel num_threads(a->num_threads) if (a->num_rows > 1) reduction(| : failed)
-    {
-        float *memory = malloc((2 * a->vocab_size + BLOCK) * sizeof *memory);
-        failed |= memory == NULL;
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t row = 0; row < a->num_rows; row++)
-            if (memory) a->ids[row] = sample_row(a, row, memory);
-        free(memory);
-    }
-    return failed ? -1 : 0;
+    team_shared own = {0};
+    team alone = {0, 1, 0, &own};
+    for (int64_t row = next_item(t); row < a->num_rows; row = next_item(t)) sample_row(a, row, &alone);
+    return 0;
 }
 
 /* Noise for tests: one value per (seed, position, id). */
 void gumbel_noise(double *out, const int64_t *seeds, const int64_t *positions, const int64_t *ids, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
-        uint32_t words[4][BLOCK / 4];
+        uint32_t words[4][PHILOX_BLOCKS];
         philox_blocks(words, (uint64_t)seeds[i], (uint64_t)positions[i], (uint32_t)(ids[i] / 4));
         out[i] = gumbel(words[ids[i] % 4][0]);
     }

@@ -25,6 +25,7 @@ typedef float vf __attribute__((vector_size(LANES * 4)));
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
 typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
+typedef uint8_t vb __attribute__((vector_size(LANES)));
 
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
@@ -68,6 +69,21 @@ INLINE float scalar_from_bf16(bf16 x) {
     float value;
     memcpy(&value, &bits, 4);
     return value;
+}
+
+/* IEEE half precision, finite values only. */
+INLINE vf load_f16(const uint16_t *from) {
+    vh x;
+    memcpy(&x, from, sizeof x);
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps((__m256i)x);
+#elif defined(__F16C__) && LANES == 8
+    return (vf)_mm256_cvtph_ps((__m128i)x);
+#else
+    vu wide = __builtin_convertvector(x, vu); /* the exponent is rebased by a product, subnormal numbers included */
+    vf magnitude = (vf)((wide & 0x7fff) << 13) * 0x1p112f;
+    return (vf)((vu)magnitude | (wide & 0x8000) << 16);
+#endif
 }
 
 /* Loads and stores of the first n <= LANES elements, n == LANES being the fast case; lanes past n read as 0. */
@@ -115,6 +131,15 @@ INLINE float max_lanes(vf x) {
     return a[0];
 }
 
+/* Whether any lane is greater; NaN is not. */
+INLINE int is_any_above(vf x, float bound) {
+#ifdef __AVX512F__
+    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(bound), _CMP_GT_OQ) != 0;
+#else
+    return max_lanes(x) > bound;
+#endif
+}
+
 /* e^x within 2 units in the last place for -87 <= x <= 88; clamped outside, NaN stays NaN.
    x = n ln 2 + r; e^r by the degree-6 Taylor polynomial on |r| <= ln 2 / 2; 2^n through the exponent field. */
 INLINE vf vexp(vf x) {
@@ -131,6 +156,36 @@ INLINE vf vexp(vf x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     return (vf)((vi)p + ((vi)shifted << 23));
+}
+
+/* 2^x for x <= 127: within 4 units in the last place, or with a relative error of 3e-6 (`is_for_bf16`, a constant); at
+   most 2^-126 below -126. NaN stays NaN. Cheaper than vexp. */
+INLINE vf vexp2(vf x, int is_for_bf16) {
+#ifdef __AVX512F__
+    vf n = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    x = vmin(splat(127.0f), vmax(splat(-126.0f), x));
+    vf shifted = x + 12582912.0f, n = shifted - 12582912.0f; /* as in vexp */
+#endif
+    vf r = x - n, p;
+    if (is_for_bf16) { /* minimax on |r| <= 1/2 */
+        p = r * 9.570102207e-3f + 5.591786280e-2f;
+        p = p * r + 0.240247443f;
+        p = p * r + 0.693121791f;
+        p = p * r + 0.999999285f;
+    } else { /* Cephes' exp2f */
+        p = r * 1.535336188319500e-4f + 1.339887440266574e-3f;
+        p = p * r + 9.618437357674640e-3f;
+        p = p * r + 5.550332471162809e-2f;
+        p = p * r + 2.402264791363012e-1f;
+        p = p * r + 6.931472028550421e-1f;
+        p = p * r + 1.0f;
+    }
+#ifdef __AVX512F__
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    return (vf)((vi)p + ((vi)shifted << 23));
+#endif
 }
 
 INLINE vf vtanh(vf x) { return 1.0f - 2.0f / (vexp(2.0f * x) + 1.0f); }

@@ -65,7 +65,7 @@ def page_bytes(page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dt
     return 2 * page_size * num_kv_heads * head_dim * dtype.itemsize
 
 
-def write_kv_torch(
+def write_kv(
     cache: KVCache, k_TGD: torch.Tensor, v_TGD: torch.Tensor, page_T: torch.Tensor, slot_T: torch.Tensor
 ) -> None:
     """Write one key and value per token to (page, slot)."""
@@ -74,7 +74,7 @@ def write_kv_torch(
     cache.v[page_T, :, slot_T // v_width, :, slot_T % v_width] = v_TGD
 
 
-def gather_kv_torch(cache: KVCache, pages: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def gather_kv(cache: KVCache, pages: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The first `length` keys and values (each [length, G, D]) of a sequence that lies on `pages`."""
     shape = (-1, cache.num_kv_heads, cache.head_dim)
     k = cache.k[pages].permute(0, 3, 1, 2, 4).reshape(shape)

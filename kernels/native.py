@@ -1,49 +1,74 @@
-"""Calls of the C operators: signatures, and the checks of what C takes on trust (types, strides)."""
+"""Calls of C operators (cpu_team.h says how they run), now or into the graph that records.
+
+A C version takes its operands as they lie: what would have to be copied or converted, its `takes` refuses.
+"""
 
 import ctypes
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from .backend import SAMPLER, load_library, operators_for
+from .backend import NATIVE_SUFFIXES, build_error, find_function, load_library
+from .catalogue import WhyNot
+from .graph import Node, recording
 
 POINTER, INT64, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 
-SIGNATURES: dict[str, tuple[type, ...]] = {
-    "rms_norm": (POINTER, POINTER, POINTER, INT, INT64, INT64, FLOAT, INT),
-    "add_rms_norm": (POINTER, POINTER, POINTER, POINTER, INT, INT64, INT64, FLOAT, INT),
-    "silu_and_mul": (POINTER, POINTER, INT64, INT64, INT),
-    "gelu_tanh_and_mul": (POINTER, POINTER, INT64, INT64, INT),
-    "rotary_and_store": (POINTER,),
-    "paged_attention": (POINTER,),
-}
 
-Operator = Callable[..., int]
+class OperatorError(RuntimeError):
+    """A C operator gave up; `code` is its own."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"a C operator failed with code {code}")
+        self.code = code
 
 
-def find_operator(name: str, x: torch.Tensor) -> Operator | None:
-    """The C version of an operator for x's device and type; None where torch's must run."""
-    found = operators_for(x)
-    if found is None:
+def find_typed(family: str, name: str, x: torch.Tensor) -> int | None:
+    """The C function `name` for x's type, of the source `family`_<type>.c; None where x's device or type has none."""
+    suffix = NATIVE_SUFFIXES.get(x.dtype)
+    if suffix is None or x.device.type != "cpu":
         return None
-    library, suffix = found
-    function: Any = getattr(library, f"{name}_{suffix}")
-    if function.argtypes is None:
-        function.argtypes = SIGNATURES[name]
-        function.restype = INT
-    operator: Operator = function
-    return operator
+    return find_function(f"{family}_{suffix}.c", f"{name}_{suffix}")
 
 
-def find_sampler(logits: torch.Tensor) -> Operator | None:
-    """The C version of `sample`; None where torch's must run."""
-    library = load_library(SAMPLER) if logits.device.type == "cpu" else None
-    if library is None:
-        return None
-    library.sample.argtypes = (POINTER,)
-    operator: Operator = library.sample
-    return operator
+def needs_code(source: str) -> WhyNot:
+    """`why_not` of a C version: `source` is a file, or a family with one for each type."""
+
+    def why_not(device: torch.device, dtype: torch.dtype) -> str:
+        if device.type != "cpu":
+            return "C runs on the CPU"
+        suffix = NATIVE_SUFFIXES.get(dtype)
+        if suffix is None and not source.endswith(".c"):
+            return f"there is no C code for {dtype}"
+        files = (source if source.endswith(".c") else f"{source}_{suffix}.c", "cpu_graph.c")
+        return next((build_error(file) for file in files if load_library(file) is None), "")
+
+    return why_not
+
+
+def launch(function: int | None, args: ctypes.Structure) -> None:
+    """Run a C operator on all of torch's threads, or note it down. OperatorError where it fails."""
+    assert function is not None, "`takes` has found it"
+    graph = recording()
+    if graph is not None:
+        graph.add(function, args)
+    else:
+        run_nodes((Node * 1)(Node(function, ctypes.addressof(args))))
+
+
+def run_nodes(nodes: "ctypes.Array[Node]") -> None:
+    """Run operators one after the other. OperatorError where one fails."""
+    runner = find_function("cpu_graph.c", "run_graph")
+    assert runner is not None, "a C operator was found without the runner"
+    code = _RUN_GRAPH(runner)(nodes, len(nodes), torch.get_num_threads())
+    if code:
+        raise OperatorError(code)
+
+
+def new_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised memory for an operator's result, of the graph that records or torch's."""
+    graph = recording()
+    return torch.empty(*shape, dtype=dtype) if graph is None else graph.arena.new_empty(shape, dtype)
 
 
 def are_heads_adjacent(x_THD: torch.Tensor) -> bool:
@@ -51,6 +76,9 @@ def are_heads_adjacent(x_THD: torch.Tensor) -> bool:
     return x_THD.stride()[1:] == (x_THD.shape[2], 1)
 
 
-def as_int32(x: torch.Tensor) -> torch.Tensor:
-    """Contiguous int32, copied only where it is not already."""
-    return x.to(torch.int32).contiguous()
+def is_int32_table(x: torch.Tensor) -> bool:
+    """Whether C reads x as rows of int32: its rows may be apart."""
+    return x.dtype == torch.int32 and x.device.type == "cpu" and (x.shape[-1] <= 1 or x.stride(-1) == 1)
+
+
+_RUN_GRAPH = ctypes.CFUNCTYPE(INT, POINTER, INT64, INT64)

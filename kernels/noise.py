@@ -34,10 +34,20 @@ def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
 
 def random_words(seeds: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """One 32-bit word (int64) per element of three int64 tensors of one shape; a seed's 64 bits are taken as they are."""
-    zero = torch.zeros_like(token_ids)
-    counter = (token_ids >> 2, positions & MASK, (positions >> 32) & MASK, zero)
-    blocks = torch.stack(philox4x32(counter, (seeds & MASK, (seeds >> 32) & MASK)))
+    blocks = torch.stack(_blocks(seeds, positions, token_ids >> 2))
     return blocks.gather(0, (token_ids & 3)[None])[0]
+
+
+def vocabulary_words(seed_R: torch.Tensor, positions_R: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """The words of all tokens [R, num_tokens]: each block is computed once."""
+    block_ids = torch.arange(-(-num_tokens // 4), device=seed_R.device).expand(len(seed_R), -1)
+    blocks = _blocks(seed_R[:, None].expand_as(block_ids), positions_R[:, None].expand_as(block_ids), block_ids)
+    return torch.stack(blocks, dim=-1).flatten(1)[:, :num_tokens]
+
+
+def _blocks(seeds: torch.Tensor, positions: torch.Tensor, block_ids: torch.Tensor) -> Words:
+    counter = (block_ids, positions & MASK, (positions >> 32) & MASK, torch.zeros_like(block_ids))
+    return philox4x32(counter, (seeds & MASK, (seeds >> 32) & MASK))
 
 
 def uniform(words: torch.Tensor) -> torch.Tensor:

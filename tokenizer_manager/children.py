@@ -29,8 +29,11 @@ class Entries(msgspec.Struct, frozen=True):
 class Children:
     """All child processes of one boot."""
 
-    def __init__(self, args: ServerArgs, run_dir: Path, instance_id: int, entries: Entries) -> None:
+    def __init__(
+        self, args: ServerArgs, run_dir: Path, instance_id: int, entries: Entries, keeps_dense: bool
+    ) -> None:
         self._args = args
+        self._keeps_dense = keeps_dense
         self._run_dir = run_dir
         self._instance_id = instance_id
         self._entries = entries
@@ -75,6 +78,7 @@ class Children:
             instance_id=self._instance_id,
             args=self._args,
             shared_memory_fd=memory,
+            keeps_dense=self._keeps_dense,
         )
         self._processes[name] = start_child(entry, config, pass_fds=(memory,) if memory >= 0 else ())
 

@@ -43,7 +43,7 @@ class ServerFailed(Exception):
 class Launcher:
     """The children of one boot and their links to the tokenizer manager."""
 
-    def __init__(self, args: ServerArgs, manager: TokenizerManager, entries: Entries) -> None:
+    def __init__(self, args: ServerArgs, manager: TokenizerManager, entries: Entries, keeps_dense: bool) -> None:
         self._args = args
         self._manager = manager
         self._loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ class Launcher:
         self._from_detokenizer: Receiver[FromDetokenizer] = self._hub.open_receiver(
             detokenizer_to_manager(), FromDetokenizer
         )
-        self._children = Children(args, self._run_dir, instance_id, entries)
+        self._children = Children(args, self._run_dir, instance_id, entries, keeps_dense)
         self._bar = LoadingBar(args.tp_size)
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._flush_timer: asyncio.TimerHandle | None = None

@@ -13,6 +13,7 @@ from ..common.model_path import find_model, model_name
 from ..common.model_struct import ModelConfig
 from ..common.tensor_parallel import check_tp_size, shard_plan
 from ..common.tokenizer_parts import DEFAULT_TEMPLATE
+from ..common.weight_plan import WeightPlan, plan_weights, resolve_quantization, weight_lines
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -25,11 +26,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     config: ModelConfig
     name: str
     chat_templates: dict[str, str]  # of --chat-template; empty keeps the model's own
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of a weight and of a KV value."""
-        return ELEMENT_BYTES[self.args.dtype]
+    weights: WeightPlan
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -45,7 +42,7 @@ class ServedModel(msgspec.Struct, frozen=True):
             "architecture": config.architecture,
             "parameters": f"{config.num_parameters / 1e6:,.1f} M",
             "dtype": args.dtype,
-            "weights": f"{config.num_parameters * self.element_bytes / 1e6:,.0f} MB",
+            **weight_lines(self.weights),
             "KV bytes a token": f"{self.kv_bytes_per_token:,}",
             "KV tokens": tokens,
             "context": f"{args.context_length:,}",
@@ -65,15 +62,15 @@ def find_served_model(args: ServerArgs) -> ServedModel:
     path = find_model(args.model_path)
     config = load_model_config(path, args.load_format)
     check_tp_size(config, args.tp_size)
-    args = _resolve(args, config)
+    args, weights = _resolve(args, config)
     templates = _read_template(args.chat_template) if args.chat_template else {}
     if args.record_schedule is not None:
         _check_new_file("--record-schedule", Path(args.record_schedule))
-    return ServedModel(args, path, config, args.served_model_name or model_name(args.model_path), templates)
+    return ServedModel(args, path, config, args.served_model_name or model_name(args.model_path), templates, weights)
 
 
-def _resolve(args: ServerArgs, config: ModelConfig) -> ServerArgs:
-    """Replace every "auto" by what it means here; the children see only the result."""
+def _resolve(args: ServerArgs, config: ModelConfig) -> tuple[ServerArgs, WeightPlan]:
+    """Replace every "auto" by what it means here, where the children see only the result; and plan the weights."""
     context = args.context_length or config.max_position_embeddings
     if context > config.max_position_embeddings:
         raise ConfigError(f"--context-length {context} is more than the model's {config.max_position_embeddings}")
@@ -82,16 +79,24 @@ def _resolve(args: ServerArgs, config: ModelConfig) -> ServerArgs:
         raise ConfigError(f"--device cuda with --tp-size {args.tp_size}: this machine has {_num_gpus()} NVIDIA GPUs")
     dtype = args.dtype if args.dtype != "auto" else _find_dtype(device)
     seed = secrets.randbelow(2**31) if args.random_seed is None else args.random_seed
-    args = msgspec.structs.replace(args, context_length=context, device=device, dtype=dtype, random_seed=seed)
-    return (
-        msgspec.structs.replace(args, max_total_tokens=_plan_host_kv(args, config, context))
-        if device == "cpu"
-        else args
+    args = msgspec.structs.replace(
+        args,
+        context_length=context,
+        device=device,
+        dtype=dtype,
+        quantization=resolve_quantization(args, device, dtype),
+        random_seed=seed,
     )
+    available_bytes = available_host_memory() if device == "cpu" else 0
+    weights = plan_weights(config, args, ELEMENT_BYTES[dtype], _kv_bytes_per_token(args, config), available_bytes)
+    if device == "cpu":
+        max_total_tokens = _plan_host_kv(args, config, weights, available_bytes)
+        args = msgspec.structs.replace(args, max_total_tokens=max_total_tokens)
+    return args, weights
 
 
-def _plan_host_kv(args: ServerArgs, config: ModelConfig, context_len: int) -> int:
-    available_bytes, kv_bytes_per_token = available_host_memory(), _kv_bytes_per_token(args, config)
+def _plan_host_kv(args: ServerArgs, config: ModelConfig, weights: WeightPlan, available_bytes: int) -> int:
+    kv_bytes_per_token = _kv_bytes_per_token(args, config)
     asked_bytes = (args.max_total_tokens or 0) * kv_bytes_per_token
     if asked_bytes > available_bytes:
         sizes = f"{asked_bytes / 1e6:,.0f} MB, and {available_bytes / 1e6:,.0f} MB are free"
@@ -100,8 +105,8 @@ def _plan_host_kv(args: ServerArgs, config: ModelConfig, context_len: int) -> in
         args,
         device="cpu",
         kv_bytes_per_token=kv_bytes_per_token,
-        weight_bytes=config.num_parameters * ELEMENT_BYTES[args.dtype],
-        context_len=context_len,
+        weight_bytes=weights.num_bytes(),
+        context_len=args.context_length or config.max_position_embeddings,
         available_bytes=available_bytes,
     )
     return num_pages * args.page_size

@@ -76,7 +76,7 @@ class Server:
             max_queued_tokens=self._args.max_queued_tokens,
             enable_priority_scheduling=self._args.enable_priority_scheduling,
         )
-        self._launcher = Launcher(self._args, self._manager, entries)
+        self._launcher = Launcher(self._args, self._manager, entries, model.weights.keeps_dense)
 
     async def run(self) -> int:
         """Serve until a signal or a failure; returns the exit code. Raises ServerFailed with the cause of a failure."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ..kernels.native import OperatorError
+
 
 class CommunicatorError(RuntimeError):
     """A peer did not arrive in time, or the ranks do not agree on a payload; the server must end."""
@@ -22,6 +24,15 @@ class Communicator(ABC):
         self.rank = rank
         self.size = size
 
+    @property
+    def is_recordable(self) -> bool:
+        """Whether these collectives can be recorded into a graph of C operators (kernels/graph.py)."""
+        return False
+
+    def explain(self, error: OperatorError) -> Exception:
+        """What the failure of a recorded step means."""
+        return error
+
     @abstractmethod
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks, in place; returns x. float32, bfloat16 or float16, summed in float32.
@@ -33,7 +44,8 @@ class Communicator(ABC):
     def gather_to_first(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> list[torch.Tensor] | None:
         """On rank 0 every rank's tensor, in rank order; None on the others.
 
-        Shapes are the same but for the last dimension, which is `widths[rank]` where it differs between ranks.
+        Shapes are the same but for the last dimension, which is `widths[rank]` where it differs between ranks. While a
+        graph records, the others' tensors are of its memory.
         """
 
     @abstractmethod
@@ -50,6 +62,11 @@ class SingleCommunicator(Communicator):
 
     def __init__(self) -> None:
         super().__init__(0, 1)
+
+    @property
+    def is_recordable(self) -> bool:
+        """There is nothing to record."""
+        return True
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over one rank."""

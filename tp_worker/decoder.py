@@ -1,7 +1,8 @@
 """The one decoder of all model families: what differs between them comes from ModelConfig and the weights.
 
 T tokens, R requests, S rows that sample, F hidden size, H query heads and G KV heads of this rank, D head dim, V
-vocabulary. The residual stream is one tensor, added to in place; every rank holds all of it.
+vocabulary. The residual stream is one tensor, added to in place; every rank holds all of it. Between `_compute` and
+its end stand operators of the catalogue alone, so that a step can be recorded.
 """
 
 from collections.abc import Callable
@@ -10,11 +11,13 @@ import torch
 
 from ..common.model_struct import SLIDING_ATTENTION, ModelConfig
 from ..kernels.activation import gelu_tanh_and_mul, silu_and_mul
-from ..kernels.attention import paged_attention
+from ..kernels.attention import decode_attention, extend_attention
+from ..kernels.embedding import embed, select_rows
 from ..kernels.kv_cache import KVCache, alloc_kv_cache, page_bytes
 from ..kernels.rms_norm import add_rms_norm, rms_norm
 from ..kernels.rotary import rotary_and_store
 from .communicator import Communicator
+from .decoder_graphs import DecoderGraphs
 from .forward_batch import ForwardBatch
 from .rope import Rope
 from .weights import LayerWeights, Weights
@@ -41,6 +44,7 @@ class Decoder:
         self._rope = Rope(config.rope, config.head_dim, weights.device, weights.rope_factors)
         self._local_rope = config.local_rope and Rope(config.local_rope, config.head_dim, weights.device)
         self._embed_scale = float(torch.tensor(config.embed_scale, dtype=weights.dtype))
+        self._graphs = DecoderGraphs(self._compute, communicator)
 
     def kv_page_bytes(self, page_size: int) -> int:
         """Bytes of one page over all layers of this rank."""
@@ -58,7 +62,22 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """Compute the step's tokens, write their keys and values; logits float32 [S, V] on rank 0, else None."""
+        """Compute the step's tokens, write their keys and values; logits float32 [S, V] on rank 0, else None.
+
+        They are good until the next call.
+        """
+        vocab_size = self.config.vocab_size
+        parts = self._graphs.run(batch)
+        if parts is None:
+            return None
+        if not parts:
+            return torch.empty((0, vocab_size), device=self._weights.device)
+        logits_SV = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))[:, :vocab_size]
+        cap = self.config.final_soft_cap
+        return logits_SV if cap is None else torch.tanh(logits_SV / cap) * cap
+
+    def _compute(self, batch: ForwardBatch) -> list[torch.Tensor] | None:
+        """On rank 0 each rank's columns of the logits, float32 (none where no row samples); operators alone."""
         x_TF = self._embed(batch.token_ids_T)
         rope = self._rope(batch.positions_T)
         local_rope = self._local_rope(batch.positions_T) if self._local_rope else rope
@@ -69,28 +88,19 @@ class Decoder:
         return self._logits(x_TF, residual_TF, batch.logits_indices_S)
 
     def _embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        table_VF, plan = self._weights.embed_tokens_VF, self._weights.plan
-        if plan.tp_size == 1:
-            x_TF = torch.nn.functional.embedding(token_ids_T, table_VF)
-        else:
-            local_T = token_ids_T - plan.vocab.start
-            elsewhere_T = (local_T < 0) | (local_T >= plan.vocab.size)
-            x_TF = torch.nn.functional.embedding(local_T.masked_fill_(elsewhere_T, 0), table_VF)
-            x_TF = self._communicator.all_reduce(x_TF.masked_fill_(elsewhere_T[:, None], 0.0))
-        return x_TF if self._embed_scale == 1.0 else x_TF.mul_(self._embed_scale)
+        plan = self._weights.plan
+        x_TF = embed(token_ids_T, self._weights.embed_tokens_VF, plan.vocab.start, self._embed_scale)
+        return x_TF if plan.tp_size == 1 else self._communicator.all_reduce(x_TF)
 
-    def _logits(self, x_TF: torch.Tensor, residual_TF: torch.Tensor, indices_S: torch.Tensor) -> torch.Tensor | None:
-        vocab_size = self.config.vocab_size
+    def _logits(
+        self, x_TF: torch.Tensor, residual_TF: torch.Tensor, indices_S: torch.Tensor
+    ) -> list[torch.Tensor] | None:
         if indices_S.numel() == 0:
-            return x_TF.new_empty((0, vocab_size), dtype=torch.float32) if self._communicator.rank == 0 else None
-        residual_SF = residual_TF[indices_S]
-        x_SF = add_rms_norm(x_TF[indices_S], residual_SF, self._weights.norm_F, self.config.rms_norm_eps)
-        parts = self._communicator.gather_to_first(self._weights.lm_head(x_SF))
-        if parts is None:
-            return None
-        logits_SV = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))[:, :vocab_size].float()
-        cap = self.config.final_soft_cap
-        return logits_SV if cap is None else torch.tanh(logits_SV / cap) * cap
+            return [] if self._communicator.rank == 0 else None
+        if indices_S.numel() < x_TF.shape[0]:
+            x_TF, residual_TF = select_rows(x_TF, indices_S), select_rows(residual_TF, indices_S)
+        x_SF = add_rms_norm(x_TF, residual_TF, self._weights.norm_F, self.config.rms_norm_eps)
+        return self._communicator.gather_to_first(self._weights.lm_head(x_SF, torch.float32))
 
 
 class _Layer:
@@ -144,17 +154,16 @@ class _Layer:
             q_THD = rms_norm(q_THD, weights.q_norm_D, self._eps)
             k_TGD = rms_norm(k_TGD, weights.k_norm_D, self._eps)
         rotary_and_store(q_THD, k_TGD, v_TGD, *rope, cache, batch.page_table_RP, batch.row_of_T, batch.positions_T)
-        out_THD = paged_attention(
-            q_THD,
-            cache,
-            batch.page_table_RP,
-            batch.query_starts,
-            batch.kv_lens_R,
-            scale=self._scale,
-            sliding_window=self._sliding_window,
-            soft_cap=self._soft_cap,
+        return weights.o(self._attend(q_THD, batch, cache).view(x_TF.shape[0], -1))
+
+    def _attend(self, q_THD: torch.Tensor, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
+        scale, window, cap = self._scale, self._sliding_window, self._soft_cap
+        tables, kv_lens = batch.page_table_RP, batch.kv_lens_R
+        if batch.is_decode:
+            return decode_attention(q_THD, cache, tables, kv_lens, scale=scale, sliding_window=window, soft_cap=cap)
+        return extend_attention(
+            q_THD, cache, tables, batch.query_starts, kv_lens, scale=scale, sliding_window=window, soft_cap=cap
         )
-        return weights.o(out_THD.view(x_TF.shape[0], -1))
 
     def _reduce(self, x_TF: torch.Tensor) -> torch.Tensor:
         return x_TF if self._is_alone else self._communicator.all_reduce(x_TF)

@@ -1,5 +1,7 @@
 """Where and in which type a rank computes, and with how many threads."""
 
+import os
+
 import torch
 
 from ..common import cpu
@@ -29,6 +31,13 @@ def choose_dtype(args: ServerArgs, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if cpu.multiplies_bfloat16() else torch.float32
 
 
-def set_num_threads(tp_size: int) -> None:
-    """Share the cores among the ranks of this host; a rank has at least one thread."""
-    torch.set_num_threads(max(1, cpu.num_physical_cores() // tp_size))
+def take_cores(rank: int, tp_size: int) -> None:
+    """Share the cores among the ranks of this host: a thread for each of a rank's cores, on which the rank then stays.
+
+    Where a CPU quota allows fewer cores than there are, or ranks outnumber cores, the kernel places the threads. Before
+    the first parallel operator: its threads keep the cores that they start with.
+    """
+    cores, num_cores = cpu.physical_cores(), cpu.num_physical_cores()
+    torch.set_num_threads(max(1, num_cores // tp_size))
+    if num_cores == len(cores) >= tp_size:
+        os.sched_setaffinity(0, cores[rank * num_cores // tp_size : (rank + 1) * num_cores // tp_size])

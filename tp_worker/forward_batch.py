@@ -27,3 +27,8 @@ class ForwardBatch:
     num_reqs: int  # R
     max_query_len: int
     max_kv_len: int
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request computes one token."""
+        return self.max_query_len == 1

@@ -1,4 +1,4 @@
-"""Weights from a GGUF file, dequantised while they are read; a rank reads only its rows.
+"""Weights from a GGUF file, as they are stored or dequantised while they are read; a rank reads only its rows.
 
 llama.cpp's conventions: q and k rows of arch llama are stored with the halves of each head interleaved (undone here),
 Gemma's norms are stored with their 1 added.
@@ -10,36 +10,16 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from ..common.gguf_file import GGUFFile, GGUFTensor
+from ..common.gguf_names import hf_name
 from ..common.model_error import ModelError
 from ..common.model_struct import ModelConfig
 from ..common.tensor_parallel import TensorShard
+from .quantise import QuantisedTensor
 from .tensor_source import TensorSource
 
 CHUNK_VALUES = 2**18  # dequantised at a time, so that the temporary copies stay in cache
 ROPE_FACTORS = "rope_freqs.weight"
-TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-GEMMA_NAMES = LAYER_NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+HEADER_BYTES = {"Q4_0": 2, "Q4_1": 4, "Q8_0": 2}  # float16 scale (and offset), then the values of a block
 
 
 class GGUFSource(TensorSource):
@@ -49,8 +29,7 @@ class GGUFSource(TensorSource):
         self.source = str(file.path)
         self._head_dim = config.head_dim
         self._is_interleaved = config.model_type == "llama"
-        layer_names = GEMMA_NAMES if config.model_type == "gemma3" else LAYER_NAMES
-        self._tensors = {_hf_name(name, layer_names): tensor for name, tensor in file.tensors.items()}
+        self._tensors = {hf_name(name, config.model_type): tensor for name, tensor in file.tensors.items()}
         self._rope_factors = self._tensors.pop(ROPE_FACTORS, None)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -60,6 +39,10 @@ class GGUFSource(TensorSource):
     def read_into(self, out: torch.Tensor, name: str, shard: TensorShard) -> None:
         """Dequantise these rows, then keep these columns."""
         tensor = self._tensors[name]
+        quantised = self.read_quantised(name, shard)
+        if quantised is not None:
+            quantised.dequantise_into(out)
+            return
         if shard.columns is None:
             out.copy_(_dequantize(tensor, 0, 1)[0, shard.rows.start : shard.rows.end])
         else:
@@ -69,8 +52,24 @@ class GGUFSource(TensorSource):
                 end = min(start + step, shard.rows.end)
                 rows = slice(start - shard.rows.start, end - shard.rows.start)
                 out[rows] = _dequantize(tensor, start, end)[:, columns]
-        if self._is_interleaved and (".q_proj." in name or ".k_proj." in name):
+        if self._is_rotated(name):
             out.copy_(_undo_interleaving(out, self._head_dim))
+
+    def read_quantised(self, name: str, shard: TensorShard) -> QuantisedTensor | None:
+        """Q4_0, Q4_1 and Q8_0, where columns are cut between blocks."""
+        tensor = self._tensors[name]
+        columns, size = shard.columns, tensor.type.block_size
+        if tensor.type.name not in HEADER_BYTES or columns is None or columns.start % size or columns.end % size:
+            return None
+        data = tensor.data[shard.rows.start * tensor.row_bytes : shard.rows.end * tensor.row_bytes]
+        blocks = np.frombuffer(data, np.uint8).reshape(shard.rows.size, -1, tensor.type.block_bytes)
+        blocks = blocks[:, columns.start // size : columns.end // size]
+        quantised = _read_blocks(tensor.type.name, torch.from_numpy(blocks.copy()))
+        if quantised is None:
+            return None
+        if self._is_rotated(name):
+            return QuantisedTensor(*(None if x is None else _undo_interleaving(x, self._head_dim) for x in quantised))
+        return QuantisedTensor(*quantised)
 
     def rope_factors(self) -> torch.Tensor | None:
         """The tensor rope_freqs.weight."""
@@ -83,20 +82,26 @@ class GGUFSource(TensorSource):
             raise ModelError(f"{self.source}: tensor {ROPE_FACTORS} holds values that are not positive")
         return factors
 
+    def _is_rotated(self, name: str) -> bool:
+        return self._is_interleaved and (".q_proj." in name or ".k_proj." in name)
+
     def close(self) -> None:
         """Let go of the map."""
         self._tensors.clear()
         self._rope_factors = None
 
 
-def _hf_name(name: str, layer_names: dict[str, str]) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; names without a counterpart stay."""
-    if name in TOP_NAMES:
-        return TOP_NAMES[name]
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in layer_names:
-        return f"model.layers.{parts[1]}.{layer_names[parts[2]]}.{parts[3]}"
-    return name
+def _read_blocks(kind: str, blocks_NGB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
+    """(q [N, K], d [N, G], m [N, G] or None) of a QuantisedTensor; None where m is too large for float16."""
+    header = HEADER_BYTES[kind]
+    scales = blocks_NGB[..., :header].contiguous().view(torch.float16)
+    values, d_NG = blocks_NGB[..., header:], scales[..., 0].contiguous()
+    if kind == "Q8_0":
+        return values.flatten(1).view(torch.int8), d_NG, None
+    q_NK = torch.cat((values & 15, values >> 4), dim=-1).flatten(1)
+    m_NG = scales[..., 1].contiguous() if kind == "Q4_1" else d_NG * -8  # Q4_0 is d * (q - 8)
+    is_exact = kind == "Q4_1" or bool((m_NG.isfinite() | ~d_NG.isfinite()).all())
+    return (q_NK, d_NG, m_NG) if is_exact else None
 
 
 def _dequantize(tensor: GGUFTensor, start: int, end: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from ..common.model_path import find_model
 from ..kernels import backend
 from .connect import make_communicator
 from .decoder import Decoder
-from .device import choose_device, choose_dtype, set_num_threads
+from .device import choose_device, choose_dtype, take_cores
 from .kv_memory import agree_on_kv_pages
 from .rows import Limits
 from .warm_up import warm_up_batches
@@ -23,13 +23,23 @@ def load_worker(config: ChildConfig, on_progress: Callable[[int, int], None]) ->
     """Load this rank's part of the model and run a step; `on_progress` as in `load_weights`."""
     args, rank = config.args, config.rank
     backend.configure("torch" if args.kernel_backend == "torch" else "auto", cache_dir())
-    set_num_threads(args.tp_size)
+    take_cores(rank, args.tp_size)
     device = choose_device(args, rank)
     path, dtype = find_model(args.model_path), choose_dtype(args, device)
     model_config = load_model_config(path, args.load_format)
     context_len = args.context_length or model_config.max_position_embeddings
     weights = load_weights(
-        path, model_config, args.load_format, dtype, device, rank, args.tp_size, on_progress, seed=args.random_seed or 0
+        path,
+        model_config,
+        args.load_format,
+        dtype,
+        device,
+        rank,
+        args.tp_size,
+        on_progress,
+        quantization=args.quantization,
+        keeps_dense=config.keeps_dense,
+        seed=args.random_seed or 0,
     )
     communicator = make_communicator(config, device)
     decoder = Decoder(model_config, weights, communicator)

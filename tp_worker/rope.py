@@ -1,10 +1,11 @@
-"""Rotary tables of one step. T tokens, R rotary dimensions. Oracle: transformers' ROPE_INIT_FUNCTIONS."""
+"""Rotary tables of one step. T tokens, C pairs of rotary dimensions. Oracle: transformers' ROPE_INIT_FUNCTIONS."""
 
 import math
 
 import torch
 
 from ..common.model_struct import RopeConfig
+from ..kernels.rotary import rotary_tables
 
 
 class Rope:
@@ -16,17 +17,12 @@ class Rope:
         inv_freq = inverse_frequencies(config, rotary_dim)
         if factors is not None:
             inv_freq = inv_freq / factors.float().cpu()
-        self._inv_freq_R = torch.cat((inv_freq, inv_freq)).to(device)
+        self._inv_freq_C = inv_freq.to(device)
         self._attention_factor = config.attention_factor
 
     def __call__(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos_TR, sin_TR), float32; both halves of R are alike."""
-        angles_TR = positions_T.float()[:, None] * self._inv_freq_R
-        cos_TR, sin_TR = angles_TR.cos(), angles_TR.sin()
-        if self._attention_factor != 1.0:
-            cos_TR *= self._attention_factor
-            sin_TR *= self._attention_factor
-        return cos_TR, sin_TR
+        """(cos_TC, sin_TC), float32."""
+        return rotary_tables(positions_T, self._inv_freq_C, self._attention_factor)
 
 
 def inverse_frequencies(config: RopeConfig, rotary_dim: int) -> torch.Tensor:

@@ -3,14 +3,18 @@
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import torch
 
-from ..kernels.collectives import PeerError, memory_bytes, open_collectives
+from ..kernels.collectives import PeerError, memory_bytes, open_collectives, peer_error
+from ..kernels.graph import NotRecordable, recording
+from ..kernels.native import OperatorError
 from .communicator import Communicator, CommunicatorError, gathered_shapes
 
 SLOT_BYTES = 2**20
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class SharedMemoryCommunicator(Communicator):
@@ -29,19 +33,28 @@ class SharedMemoryCommunicator(Communicator):
         os.close(descriptor)  # the mapping stays
         self._collectives = open_collectives(memory, rank, size, slot_bytes, timeout)
 
+    @property
+    def is_recordable(self) -> bool:
+        """With the C version, and but for float16."""
+        return self._collectives.is_recordable
+
+    def explain(self, error: OperatorError) -> Exception:
+        """CommunicatorError where a peer is to blame."""
+        peer = peer_error(error.code)
+        return error if peer is None else self._blame(peer)
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum, the same bits on every rank."""
         if x.dtype == torch.float16:
+            if recording() is not None:
+                raise NotRecordable("float16 is summed as float32 by torch")
             return x.copy_(self.all_reduce(x.float()))
         self._run(self._collectives.all_reduce, x)
         return x
 
     def gather_to_first(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> list[torch.Tensor] | None:
         """Every rank's tensor on rank 0."""
-        shapes = gathered_shapes(x, self.size, widths)
-        outs = [x if peer == self.rank else x.new_empty(shape) for peer, shape in enumerate(shapes)]
-        self._run(self._collectives.gather, outs)
-        return outs if self.rank == 0 else None
+        return self._run(self._collectives.gather, x, gathered_shapes(x, self.size, widths))
 
     def broadcast_first(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's values."""
@@ -51,8 +64,11 @@ class SharedMemoryCommunicator(Communicator):
     def close(self) -> None:
         """The mapping goes with the process or the last tensor over it."""
 
-    def _run(self, collective: Callable[[Any], None], payload: Any) -> None:
+    def _run(self, collective: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            collective(payload)
+            return collective(*args, **kwargs)
         except PeerError as error:
-            raise CommunicatorError(f"tensor-parallel rank {self.rank}: {error}") from error
+            raise self._blame(error) from error
+
+    def _blame(self, error: PeerError) -> CommunicatorError:
+        return CommunicatorError(f"tensor-parallel rank {self.rank}: {error}")

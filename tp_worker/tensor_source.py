@@ -6,6 +6,7 @@ import torch
 
 from ..common.model_error import ModelError
 from ..common.tensor_parallel import TensorShard
+from .quantise import QuantisedTensor
 
 
 class TensorSource(ABC):
@@ -21,6 +22,10 @@ class TensorSource(ABC):
     @abstractmethod
     def read_into(self, out: torch.Tensor, name: str, shard: TensorShard) -> None:
         """Read the rows and columns of `shard` into `out` (its local shape), cast to out's dtype."""
+
+    def read_quantised(self, name: str, shard: TensorShard) -> QuantisedTensor | None:  # noqa: ARG002
+        """These rows and columns as they are stored, where that is in groups of 32 columns; exact."""
+        return None
 
     def rope_factors(self) -> torch.Tensor | None:
         """float32 [rotary_dim / 2] divisors of the rope frequencies, where the file has them."""

@@ -21,7 +21,7 @@ class Model(Protocol):
     """What a worker needs of the decoder."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """Logits float32 [S, V] on rank 0, None elsewhere."""
+        """Logits float32 [S, V] on rank 0, None elsewhere; good until the next call, and the caller may change them."""
 
 
 class Worker:

@@ -1,149 +1,98 @@
-"""Random inputs for every operator that has a C version, edges included: what the comparison tests enumerate.
+"""The registry of random calls that test every operator of the catalogue; the calls are in this folder's *_cases.py.
 
-A case is (dtype, seed) -> outputs of the public function, run with whatever backend is set.
+    @cases("rms_norm", num_seeds=20)
+    def rms_norm_case(draw: Draw) -> Call:
+        return call(draw.randn(draw.shapes.choice((0, 1, 7)), 64), draw.randn(64), 1e-5)
+
+test_catalogue.py then compares every version of rms_norm with the reference on these calls, for each type and seed, at
+once and inside a recorded graph that is replayed with other contents; an operator without cases fails it, and so does a
+version that takes no call at all. A seed must give the same call every time: each version gets a fresh one. Sizes come
+from `draw.shapes` (and `draw.seed`, to walk through every edge), everything else from `draw.values` and `draw.randn`, so
+that two contents of a seed have the same shapes. Results and operands, which may be changed in place, are compared.
 """
 
+import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
-from millstream.kernels.activation import gelu_tanh_and_mul, silu_and_mul
-from millstream.kernels.attention import paged_attention
-from millstream.kernels.kv_cache import KVCache, alloc_kv_cache, gather_kv_torch, write_kv_torch
-from millstream.kernels.rms_norm import add_rms_norm, rms_norm
-from millstream.kernels.rotary import rotary_and_store
-
-Outputs = tuple[torch.Tensor, ...]
-Case = Callable[[torch.dtype, int], Outputs]
-PAGE_SIZES = (1, 2, 8, 16, 32, 64)
-HEAD_DIMS = (16, 64, 80, 96, 112, 128, 256)
-NUM_TOKENS = (0, 1, 2, 7, 130)
+Tolerances = dict[torch.dtype, tuple[float, float]]  # absolute, relative
+ROUNDING: Tolerances = {torch.float32: (2e-5, 2e-5), torch.bfloat16: (1e-2, 1.6e-2)}
 
 
-def attention_case(dtype: torch.dtype, seed: int) -> Outputs:
-    """A mixed batch: idle rows, decodes, chunks, lengths around page and tile borders, windows and soft caps."""
-    choose = random.Random(seed)
-    page_size, head_dim = choose.choice(PAGE_SIZES), choose.choice(HEAD_DIMS)
-    group, num_kv_heads = choose.randint(1, 8), choose.randint(1, 3)
-    edges = (1, page_size, page_size + 1, 16, 17, 64, 65, 511, 513, choose.randint(1, 1200))
-    kv_lens = [choose.choice(edges) for _ in range(choose.randint(0, 4))]
-    counts = [choose.choice((0, 1, 1, min(2, n), min(40, n), n)) for n in kv_lens]
-    return (
-        attend(
-            dtype,
-            seed,
-            kv_lens=kv_lens,
-            counts=counts,
-            page_size=page_size,
-            shape=(num_kv_heads * group, num_kv_heads, head_dim),
-            sliding_window=choose.choice((None, None, 1, 16, 100)),
-            soft_cap=choose.choice((None, None, 5.0)),
-        ),
-    )
+class Draw:
+    """Where a case takes its numbers from."""
+
+    def __init__(self, dtype: torch.dtype, seed: int, content: int = 0) -> None:
+        self.dtype = dtype
+        self.seed = seed
+        self.shapes = random.Random(seed)
+        self.values = random.Random(f"{seed} {content}")
+        self.generator = torch.Generator().manual_seed(2 * seed + content)
+
+    def randn(self, *shape: int) -> torch.Tensor:
+        """Normal numbers in the case's type."""
+        return torch.randn(*shape, generator=self.generator).to(self.dtype)
 
 
-def attend(
-    dtype: torch.dtype,
-    seed: int,
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """Operands of one call."""
+
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+
+
+def call(*args: object, **kwargs: object) -> Call:
+    """The operands as a Call."""
+    return Call(args, kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cases:
+    """How the calls of one operator are drawn, and how near its versions are to the reference."""
+
+    make: Callable[[Draw], Call]
+    num_seeds: int
+    dtypes: tuple[torch.dtype, ...]
+    tolerances: Tolerances
+
+    def calls(self, content: int = 0) -> Iterator[tuple[torch.dtype, int, Call]]:
+        """Every call, with its type and seed."""
+        for dtype in self.dtypes:
+            for seed in range(self.num_seeds):
+                yield dtype, seed, self.make(Draw(dtype, seed, content))
+
+
+CASES: dict[str, Cases] = {}
+
+
+def cases(
+    operator: str,
     *,
-    kv_lens: list[int],
-    counts: list[int],
-    page_size: int,
-    shape: tuple[int, int, int],
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-) -> torch.Tensor:
-    """Attention of random requests; all slots that belong to no token hold NaN, page ids past the end are invalid."""
-    generator = torch.Generator().manual_seed(seed)
-    num_heads, num_kv_heads, head_dim = shape
-    cache, page_table = random_cache(dtype, generator, kv_lens, page_size, (num_kv_heads, head_dim))
-    fused = torch.randn(sum(counts), num_heads + 2, head_dim, generator=generator).to(dtype)
-    starts = torch.tensor([0, *counts]).cumsum(0).int()
-    lens = torch.tensor(kv_lens, dtype=torch.int32)
-    scale = head_dim**-0.5
-    kwargs = {"scale": scale, "sliding_window": sliding_window, "soft_cap": soft_cap}
-    return paged_attention(fused[:, :num_heads], cache, page_table, starts, lens, **kwargs)
+    num_seeds: int = 12,
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16),
+    tolerances: Tolerances = ROUNDING,
+) -> Callable[[Callable[[Draw], Call]], Callable[[Draw], Call]]:
+    """Register the decorated function as the cases of an operator. `tolerances` holds each of `dtypes`."""
+
+    def register(make: Callable[[Draw], Call]) -> Callable[[Draw], Call]:
+        assert operator not in CASES, f"two sets of cases for {operator}"
+        CASES[operator] = Cases(make, num_seeds, dtypes, tolerances)
+        return make
+
+    return register
 
 
-def random_cache(
-    dtype: torch.dtype, generator: torch.Generator, kv_lens: list[int], page_size: int, shape: tuple[int, int]
-) -> tuple[KVCache, torch.Tensor]:
-    """A cache with random tokens on shuffled pages, and NaN wherever there is none."""
-    num_pages = [-(-n // page_size) for n in kv_lens]
-    cache = alloc_kv_cache(sum(num_pages) + 1, page_size, *shape, dtype, "cpu")
-    cache.k.fill_(float("nan"))
-    cache.v.fill_(float("nan"))
-    order = torch.randperm(sum(num_pages) + 1, generator=generator).int()
-    page_table = torch.full((len(kv_lens), max(num_pages, default=0) + 2), -(2**30), dtype=torch.int32)
-    first = 0
-    for row, (kv_len, count) in enumerate(zip(kv_lens, num_pages, strict=True)):
-        page_table[row, :count] = order[first : first + count]
-        first += count
-        position = torch.arange(kv_len)
-        k, v = torch.randn(2, kv_len, *shape, generator=generator).to(dtype)
-        write_kv_torch(cache, k, v, page_table[row, position // page_size].long(), position % page_size)
-    return cache, page_table
-
-
-def rotary_case(dtype: torch.dtype, seed: int) -> Outputs:
-    """Tokens of two requests as views of one fused projection; the whole cache is compared."""
-    choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    page_size, head_dim = choose.choice(PAGE_SIZES), choose.choice((*HEAD_DIMS, 6, 10))
-    rotary_dim = choose.choice((head_dim, head_dim // 4 * 2))
-    num_tokens, num_heads, num_kv_heads = choose.choice(NUM_TOKENS), choose.randint(1, 9), choose.randint(1, 3)
-    pages_each = 150 // page_size + 1
-    cache = alloc_kv_cache(2 * pages_each, page_size, num_kv_heads, head_dim, dtype, "cpu")
-    page_table = torch.randperm(2 * pages_each, generator=generator).int().view(2, pages_each)
-    fused = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim, generator=generator).to(dtype)
-    q, k, v = fused.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    angle = torch.rand(num_tokens, rotary_dim // 2, generator=generator).repeat(1, 2) * 6
-    rows = (torch.arange(num_tokens) % 2).int()
-    positions = (torch.arange(num_tokens) // 2 + 5).int()
-    rotary_and_store(q, k, v, angle.cos(), angle.sin(), cache, page_table, rows, positions)
-    stored = [gather_kv_torch(cache, page_table[row].long(), pages_each * page_size) for row in range(2)]
-    return (fused, *stored[0], *stored[1])
-
-
-def rows_case(dtype: torch.dtype, seed: int, num_features: int) -> tuple[torch.Tensor, random.Random]:
-    """Random rows of some width, with a large spread."""
-    choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    x = torch.randn(choose.choice(NUM_TOKENS), num_features, generator=generator) * choose.choice((0.01, 1, 8))
-    return x.to(dtype), choose
-
-
-def rms_norm_case(dtype: torch.dtype, seed: int) -> Outputs:
-    """Widths on and off the vector size; weights of both types."""
-    num_features = random.Random(seed + 99).choice((1, 15, 64, 576, 2049))
-    x, choose = rows_case(dtype, seed, num_features)
-    weight = torch.linspace(-2, 2, num_features).to(choose.choice((dtype, torch.float32)))
-    return (rms_norm(x, weight, 1e-5), rms_norm(x[None, ::2], weight, 1e-6))
-
-
-def add_rms_norm_case(dtype: torch.dtype, seed: int) -> Outputs:
-    """The residual is an output too."""
-    num_features = random.Random(seed + 99).choice((1, 15, 64, 576, 2049))
-    x, choose = rows_case(dtype, seed, num_features)
-    residual = torch.flip(x, (0,)) * 2
-    weight = torch.linspace(-2, 2, num_features).to(choose.choice((dtype, torch.float32)))
-    return (add_rms_norm(x, residual, weight, 1e-5), residual)
-
-
-def silu_case(dtype: torch.dtype, seed: int) -> Outputs:
-    """Both halves from one random tensor."""
-    return (silu_and_mul(rows_case(dtype, seed, 2 * random.Random(seed).choice((1, 17, 64, 1536)))[0]),)
-
-
-def gelu_case(dtype: torch.dtype, seed: int) -> Outputs:
-    """Both halves from one random tensor."""
-    return (gelu_tanh_and_mul(rows_case(dtype, seed, 2 * random.Random(seed).choice((1, 17, 64, 1536)))[0]),)
-
-
-CASES: dict[str, Case] = {
-    "paged_attention": attention_case,
-    "rotary_and_store": rotary_case,
-    "rms_norm": rms_norm_case,
-    "add_rms_norm": add_rms_norm_case,
-    "silu_and_mul": silu_case,
-    "gelu_tanh_and_mul": gelu_case,
-}
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """All tensors of operands or results, those in tuples, Calls, caches and weights too."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.layout == torch.strided else []  # oneDNN's form is opaque
+    if isinstance(value, dict):
+        return tensors_in(list(value.values()))
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in tensors_in(part)]
+    if dataclasses.is_dataclass(value):
+        return tensors_in([getattr(value, field.name) for field in dataclasses.fields(value)])
+    return []

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from millstream.kernels.backend import load_library
-from millstream.kernels.noise import MAX_GUMBEL, Words, gumbel, log, philox4x32, random_words, uniform
+from millstream.kernels.noise import (
+    MAX_GUMBEL,
+    Words,
+    gumbel,
+    log,
+    philox4x32,
+    random_words,
+    uniform,
+    vocabulary_words,
+)
 
 # From kat_vectors of Random123 (philox4x32, 10 rounds): counter, key, block.
 KNOWN_ANSWERS = [
@@ -61,6 +70,14 @@ def test_a_token_takes_its_own_word_of_the_block() -> None:
     seeds, positions = torch.full_like(ids, 7), torch.full_like(ids, 9)
     blocks = [philox4x32(*((c, p, z, z), (k, z))) for c, p, z, k in [tensors(i, 9, 0, 7) for i in range(2)]]
     assert random_words(seeds, positions, ids).tolist() == [int(word) for block in blocks for word in block]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 7])
+def test_the_words_of_a_vocabulary_are_those_of_its_tokens(num_tokens: int) -> None:
+    seeds, positions, _ = random_inputs(3)
+    ids = torch.arange(num_tokens)
+    words = [random_words(seeds[i].expand(num_tokens), positions[i].expand(num_tokens), ids) for i in range(3)]
+    assert torch.equal(vocabulary_words(seeds, positions, num_tokens), torch.stack(words))
 
 
 def test_c_and_torch_give_the_same_bits() -> None:

@@ -1,73 +1,94 @@
-"""Every C version against its torch reference, on the CPU's own instructions and on older ones."""
+"""What the catalogue says of itself is what runs."""
 
-import platform
-from functools import partial
+import ast
+import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from millstream.kernels import compiler
-from millstream.kernels.backend import NATIVE_SUFFIXES, configure, operators_for, set_backend
-from millstream.kernels.native import SIGNATURES, find_operator
-from tests.kernels.operator_cases import CASES, Outputs
+from millstream.kernels import compiler, operators
+from millstream.kernels.backend import configure, set_backend
+from millstream.kernels.catalogue import REFERENCE, known_operators
+from millstream.kernels.operators import OperatorReport, describe_operators
+from tests.kernels.operator_cases import CASES
 
-TOLERANCES = {torch.float32: (2e-5, 2e-5), torch.bfloat16: (1e-2, 1.6e-2)}
-DTYPES = tuple(NATIVE_SUFFIXES)
-BASELINES = ("x86-64", "x86-64-v3", "x86-64-v4") if platform.machine() == "x86_64" else ("armv8-a",)
-FEATURES = {"x86-64-v3": "avx2", "x86-64-v4": "avx512vl"}
-
-
-def outputs_of(name: str, dtype: torch.dtype, seed: int, backend: str) -> Outputs:
-    set_backend("torch" if backend == "torch" else "auto")
-    return CASES[name](dtype, seed)
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16)
+KNOWN = {known.name: known for known in known_operators()}
+for path in Path(__file__).parent.glob("*_cases.py"):
+    importlib.import_module(f"{__package__}.{path.stem}")
 
 
-def name_seed(seed: int, message: str) -> str:
-    return f"seed {seed}: {message}"
+def modules_with_operators() -> set[str]:
+    """Names of the files of kernels/ that put something into the catalogue."""
+    trees = {path.stem: ast.parse(path.read_text()) for path in Path(operators.__file__).parent.glob("*.py")}
+    functions = ((name, node) for name, tree in trees.items() for node in ast.walk(tree))
+    return {
+        name
+        for name, node in functions
+        if isinstance(node, ast.FunctionDef) and "operator" in map(ast.unparse, node.decorator_list)
+    }
 
 
-def assert_versions_agree(name: str, dtype: torch.dtype, seeds: range) -> None:
-    absolute, relative = TOLERANCES[dtype]
-    for seed in seeds:
-        native, reference = (outputs_of(name, dtype, seed, backend) for backend in ("auto", "torch"))
-        for x, y in zip(native, reference, strict=True):
-            torch.testing.assert_close(x, y, atol=absolute, rtol=relative, msg=partial(name_seed, seed))
+@pytest.mark.source_tree
+def test_importing_the_catalogue_imports_every_operator() -> None:
+    assert {module.__name__.rpartition(".")[2] for module in operators.MODULES} == modules_with_operators()
 
 
-def test_every_operator_with_a_c_version_has_a_case() -> None:
-    assert set(CASES) == set(SIGNATURES)
+def selected(name: str, dtype: torch.dtype) -> Iterator[str]:
+    """The versions that run for the cases of an operator."""
+    names = {version.function: version.name for version in KNOWN[name].versions}
+    for case_dtype, _, operands in CASES[name].calls():
+        if case_dtype == dtype:
+            yield names.get(KNOWN[name].select(*operands.args, **operands.kwargs), REFERENCE)
+
+
+def check_reports(dtype: torch.dtype) -> dict[str, OperatorReport]:
+    """What is said to run does run for a case, where there are cases in this type."""
+    reports = {report.name: report for report in describe_operators(CPU, dtype)}
+    assert set(reports) == set(KNOWN)
+    for name, report in reports.items():
+        assert dtype not in CASES[name].dtypes or report.runs in selected(name, dtype), name
+    return reports
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_where_there_is_a_compiler_the_c_version_runs(name: str, dtype: torch.dtype) -> None:
-    compiler.find_compiler()
-    assert find_operator(name, torch.empty(0, dtype=dtype)) is not None
+def test_the_version_that_is_said_to_run_runs(dtype: torch.dtype) -> None:
+    reports = check_reports(dtype)
+    assert {name for name, report in reports.items() if report.runs == REFERENCE} == set()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_a_compiler_it_says_why_c_does_not_run(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "COMPILERS", ("no-such-compiler",))
+    configure("auto")
+    for report in check_reports(dtype).values():
+        reasons = {version.name: version.why_not for version in report.versions}
+        assert reasons["c"] == "no C compiler found (gcc, cc or clang)"
+        assert report.runs != "c"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_with_the_backend_torch_it_names_the_flag(dtype: torch.dtype) -> None:
     set_backend("torch")
-    assert find_operator(name, torch.empty(0, dtype=dtype)) is None
+    for report in check_reports(dtype).values():
+        assert report.runs == REFERENCE
+        assert {version.why_not for version in report.versions} == {"--kernel-backend torch", ""}
 
 
-def test_other_types_take_the_torch_version() -> None:
-    assert operators_for(torch.empty(0, dtype=torch.float16)) is None
+def test_a_type_or_device_without_c_code_is_named() -> None:
+    half = {report.name: report for report in describe_operators(CPU, torch.float16)}
+    assert half["rms_norm"].versions[0].why_not == "there is no C code for torch.float16"
+    assert half["sample"].runs == "c"
+    cuda = {report.name: report for report in describe_operators(torch.device("cuda"), torch.bfloat16)}
+    assert {report.runs for report in cuda.values()} == {REFERENCE}
+    assert cuda["sample"].versions[0].why_not == "C runs on the CPU"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CASES)
-def test_the_c_version_agrees_with_the_reference(name: str, dtype: torch.dtype) -> None:
-    assert_versions_agree(name, dtype, range(40 if name == "paged_attention" else 20))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("baseline", BASELINES)
-def test_the_c_version_agrees_on_older_cpus(
-    baseline: str, dtype: torch.dtype, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if FEATURES.get(baseline, "") not in Path("/proc/cpuinfo").read_text():
-        pytest.skip(f"this CPU does not run {baseline}")
-    monkeypatch.setattr(compiler, "NATIVE_FLAG", f"-march={baseline}")
-    monkeypatch.setattr(compiler, "BASE_FLAGS", ("-O1", "-std=gnu11", "-shared", "-fPIC"))
-    configure("auto", kernel_cache)
-    assert operators_for(torch.empty(0, dtype=dtype)) is not None
-    for name in CASES:
-        assert_versions_agree(name, dtype, range(12 if name == "paged_attention" else 6))
+def test_every_version_says_what_it_takes_and_every_operator_what_it_gives() -> None:
+    for report in describe_operators(CPU, torch.float32):
+        assert report.contract
+        assert all(version.takes for version in report.versions)
+        assert [version.name for version in report.versions][-1] == REFERENCE

@@ -6,13 +6,25 @@ import pytest
 import torch
 
 from millstream.kernels.backend import set_backend
-from millstream.kernels.native import find_sampler
-from millstream.kernels.sampling import FAILED, SamplingTensors, mask_token_ids, sample, sample_torch
+from millstream.kernels.logits import (
+    PenaltyTensors,
+    TokenLists,
+    apply_logit_bias,
+    apply_penalties,
+    apply_token_bitmask,
+)
+from millstream.kernels.sampling import FAILED, SamplingTensors, sample, sample_c
+from tests.kernels.sampling_cases import random_params
 
 # chi-square's 99.9 % points by degrees of freedom; all seeds are fixed, so these tests cannot flicker.
 CHI_SQUARE_LIMITS = (0.0, 10.83, 13.82, 16.27, 18.47, 20.52, 22.46, 24.32)
 LOGITS = [2.0, 1.5, 1.5, 0.0, -0.5, -1.0, -3.0, -20.0]
+OCCURRED = {0: 2, 1: 0, 4: 1, 6: 5}  # token -> how often it is in the output; 0: in the prompt alone
+REPETITION, FREQUENCY, PRESENCE = 1.3, 0.25, 0.5
+BIASES = {0: float("-inf"), 3: 1.25, 5: -0.5, 7: 19.0}
+ALLOWED = {0, 2, 3, 5, 7}
 Filters = tuple[float, int, float, float]  # temperature, top-k, top-p, min-p
+Changes = tuple[str, ...]
 
 
 def same_params(filters: Filters, seeds: torch.Tensor) -> SamplingTensors:
@@ -21,23 +33,45 @@ def same_params(filters: Filters, seeds: torch.Tensor) -> SamplingTensors:
     return SamplingTensors(ones * temperature, torch.full_like(seeds, top_k), ones * top_p, ones * min_p, seeds)
 
 
-def random_params(choose: random.Random, num_rows: int) -> SamplingTensors:
-    def column(*values: float) -> torch.Tensor:
-        return torch.tensor([choose.choice(values) for _ in range(num_rows)])
+def changed_logits(changes: Changes) -> list[float]:
+    """The plain definition of each change, on LOGITS."""
+    logits = list(LOGITS)
+    if "penalties" in changes:
+        for token_id, count in OCCURRED.items():
+            x = logits[token_id]
+            x = x / REPETITION if x > 0 else x * REPETITION
+            logits[token_id] = x - FREQUENCY * count - (PRESENCE if count else 0)
+    if "bias" in changes:
+        logits = [x + BIASES.get(token_id, 0.0) for token_id, x in enumerate(logits)]
+    if "mask" in changes:
+        logits = [x if token_id in ALLOWED else float("-inf") for token_id, x in enumerate(logits)]
+    return logits
 
-    return SamplingTensors(
-        column(0.0, 0.3, 0.7, 1.0, 2.0, 100.0),
-        column(-1, 0, 1, 2, 3, 50, 300, 4000),
-        column(1.0, 1.0, 0.0, 0.1, 0.5, 0.9, 0.999),
-        column(0.0, 0.0, 0.05, 0.9, 1.0),
-        torch.tensor([choose.randrange(-(2**63), 2**63) for _ in range(num_rows)]),
-    )
+
+def apply_changes(logits_RV: torch.Tensor, changes: Changes) -> None:
+    """The same with the operators; all rows share one list."""
+    num_rows = logits_RV.shape[0]
+    ones = torch.ones(num_rows)
+
+    def shared(token_ids: list[int]) -> TokenLists:
+        starts = torch.zeros(num_rows, dtype=torch.int32)
+        return TokenLists(starts, starts + len(token_ids), torch.tensor(token_ids, dtype=torch.int32))
+
+    if "penalties" in changes:
+        counts = torch.tensor(list(OCCURRED.values()), dtype=torch.int32)
+        penalties = PenaltyTensors(ones * REPETITION, ones * FREQUENCY, ones * PRESENCE)
+        apply_penalties(logits_RV, shared(list(OCCURRED)), counts, penalties)
+    if "bias" in changes:
+        apply_logit_bias(logits_RV, shared(list(BIASES)), torch.tensor(list(BIASES.values())))
+    if "mask" in changes:
+        bitmask = torch.tensor([[sum(1 << token_id for token_id in ALLOWED)]], dtype=torch.int32)
+        apply_token_bitmask(logits_RV, bitmask, torch.zeros(num_rows, dtype=torch.int32))
 
 
-def expected_probabilities(filters: Filters) -> list[float]:
-    """The plain definition of each filter, on LOGITS."""
+def expected_probabilities(logits: list[float], filters: Filters) -> list[float]:
+    """The plain definition of each filter."""
     temperature, top_k, top_p, min_p = filters
-    weights = (torch.tensor(LOGITS, dtype=torch.float64) / temperature).softmax(0).tolist()
+    weights = (torch.tensor(logits, dtype=torch.float64) / temperature).softmax(0).tolist()
     if top_k > 0:
         kth = sorted(weights, reverse=True)[top_k - 1]
         weights = [w if w >= kth else 0.0 for w in weights]
@@ -59,29 +93,34 @@ def chi_square(counts: list[int], probabilities: list[float]) -> tuple[float, in
     return sum((c - e) ** 2 / e for c, e in cells), len(cells) - 1
 
 
-@pytest.mark.parametrize(
-    "filters",
-    [
-        (1.0, 0, 1.0, 0.0),
-        (0.5, -1, 1.0, 0.0),
-        (3.0, 0, 1.0, 0.0),
-        (1.0, 1, 1.0, 0.0),
-        (1.0, 2, 1.0, 0.0),
-        (1.0, 5, 1.0, 0.0),
-        (1.0, 0, 0.8, 0.0),
-        (1.5, 0, 0.99, 0.0),
-        (1.0, 0, 1.0, 0.1),
-        (2.0, 6, 0.9, 0.05),
-    ],
-)
-def test_samples_follow_the_filtered_distribution(filters: Filters) -> None:
-    num_rows = 6000
+FILTERS: list[Filters] = [
+    (temperature, top_k, top_p, min_p)
+    for temperature in (0.7, 2.0)
+    for top_k in (-1, 2, 5)
+    for top_p in (1.0, 0.8, 0.05)
+    for min_p in (0.0, 0.1)
+] + [(1.0, 1, 1.0, 0.0)]
+CHANGES: list[Changes] = [
+    (),
+    ("penalties",),
+    ("bias",),
+    ("mask",),
+    ("penalties", "bias"),
+    ("penalties", "bias", "mask"),
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids="+".join)
+def test_samples_follow_the_filtered_distribution_of_the_changed_logits(changes: Changes) -> None:
+    num_rows = 3000
     positions = torch.arange(num_rows) % 300
-    logits = torch.tensor(LOGITS).expand(num_rows, -1)
-    ids = sample(logits, same_params(filters, torch.arange(num_rows) // 300), positions)
-    counts = torch.bincount(ids, minlength=len(LOGITS)).tolist()
-    statistic, freedom = chi_square(counts, expected_probabilities(filters))
-    assert statistic <= CHI_SQUARE_LIMITS[freedom]
+    logits = torch.tensor(LOGITS).repeat(num_rows, 1)
+    apply_changes(logits, changes)
+    for filters in FILTERS:
+        ids = sample(logits, same_params(filters, torch.arange(num_rows) // 300), positions)
+        counts = torch.bincount(ids, minlength=len(LOGITS)).tolist()
+        statistic, freedom = chi_square(counts, expected_probabilities(changed_logits(changes), filters))
+        assert statistic <= CHI_SQUARE_LIMITS[freedom], filters
 
 
 def test_neighbouring_positions_of_a_seed_are_independent() -> None:
@@ -98,7 +137,6 @@ def test_neighbouring_positions_of_a_seed_are_independent() -> None:
 @pytest.mark.parametrize("vocab_size", [1, 7, 64, 1000, 5000, 49152])
 def test_both_versions_choose_the_same_tokens(vocab_size: int) -> None:
     choose, generator = random.Random(vocab_size), torch.Generator().manual_seed(vocab_size)
-    assert find_sampler(torch.empty(0)) is not None
     for spread in (0.0, 0.01, 1.0, 4.0, 30.0):
         logits = torch.randn(16, vocab_size, generator=generator) * spread
         if spread == 1.0:
@@ -108,7 +146,7 @@ def test_both_versions_choose_the_same_tokens(vocab_size: int) -> None:
         logits[3, vocab_size // 3] = float("inf")
         logits[4, : vocab_size // 2] = float("-inf")
         params, positions = random_params(choose, 16), torch.arange(16) + 2**31
-        assert torch.equal(sample(logits, params, positions), sample_torch(logits, params, positions))
+        assert torch.equal(sample_c(logits, params, positions), sample.reference(logits, params, positions))
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
@@ -124,12 +162,16 @@ def test_a_row_gives_the_same_token_alone_and_among_31_others(backend: str) -> N
         assert sample(logits[own], params.select(own), positions[own]) == together[own]
 
 
-def test_the_number_of_threads_changes_nothing() -> None:
-    logits = torch.randn(9, 5000, generator=torch.Generator().manual_seed(2))
-    params, positions = random_params(random.Random(2), 9), torch.arange(9)
-    alone = sample(logits, params, positions)
-    torch.set_num_threads(2)
-    assert torch.equal(sample(logits, params, positions), alone)
+@pytest.mark.parametrize("num_rows", [1, 2, 9])
+def test_the_number_of_threads_changes_nothing(num_rows: int) -> None:
+    for seed in range(10):
+        logits = torch.randn(num_rows, 5000, generator=torch.Generator().manual_seed(seed))
+        params, positions = random_params(random.Random(seed), num_rows), torch.arange(num_rows)
+        torch.set_num_threads(1)
+        alone = sample(logits, params, positions)
+        for num_threads in (2, 5):
+            torch.set_num_threads(num_threads)
+            assert torch.equal(sample(logits, params, positions), alone)
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
@@ -160,14 +202,13 @@ class TestEveryVersion:
         assert torch.equal(sample(logits, params, torch.arange(4)), expected)
 
     def test_forbidden_tokens_are_never_chosen(self) -> None:
-        logits = torch.zeros(2, 6)
-        for row in range(2):
-            mask_token_ids(logits, row, [0, 1, 2, 4, 5])
+        logits = torch.full((2, 6), float("-inf"))
+        logits[:, 3] = 0
         params = SamplingTensors(
             torch.tensor([0.0, 50.0]), torch.zeros(2).long(), torch.ones(2), torch.zeros(2), torch.arange(2)
         )
         assert sample(logits, params, torch.arange(2)).tolist() == [3, 3]
-        mask_token_ids(logits, 0, [3])
+        logits[0, 3] = float("-inf")
         assert sample(logits, params, torch.arange(2)).tolist() == [FAILED, 3]
 
     def test_no_rows_give_no_tokens(self) -> None:

@@ -39,9 +39,15 @@ def ignore_progress(loaded_bytes: int, total_bytes: int) -> None:
 def run(decoder: Decoder, ids: Sequence[int], piece_len: int | None = None) -> torch.Tensor | None:
     """Logits of every position, [T, V] on rank 0: the ids are fed `piece_len` at a time, as one request."""
     starts = [*range(0, len(ids), piece_len or len(ids)), len(ids)]
-    pieces = [decoder.forward(make_batch([(ids, start, end)])) for start, end in pairwise(starts)]
+    pieces = [forward(decoder, make_batch([(ids, start, end)])) for start, end in pairwise(starts)]
     found = [piece for piece in pieces if piece is not None]
     return torch.cat(found) if found else None
+
+
+def forward(decoder: Decoder, batch: ForwardBatch) -> torch.Tensor | None:
+    """Logits that outlive the next step."""
+    logits_SV = decoder.forward(batch)
+    return None if logits_SV is None else logits_SV.clone()
 
 
 def make_batch(requests: Sequence[tuple[Sequence[int], int, int]], only_last: bool = False) -> ForwardBatch:

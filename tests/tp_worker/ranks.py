@@ -42,11 +42,11 @@ def communicators(kind: str, size: int, **options: Any) -> MakeCommunicator:
     if kind == "gloo":
         store_file = Path(tempfile.mkdtemp()) / "ranks"
         return lambda rank: GlooCommunicator(rank, size, store_file, timeout=30.0)
-    collectives.native_library()  # built once, before the fork
+    collectives.has_native_version()  # built once, before the fork
     descriptor = os.memfd_create("test")
 
     def make(rank: int) -> Communicator:
-        return SharedMemoryCommunicator(rank, size, descriptor, **{"timeout": 30.0, **options})
+        return SharedMemoryCommunicator(rank, size, os.dup(descriptor), **{"timeout": 30.0, **options})
 
     return make
 

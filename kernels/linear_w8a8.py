@@ -1,0 +1,95 @@
+"""Linear layers on 8-bit weights (one scale an output) and 8-bit activations (one scale a token, found on the way).
+
+T tokens, K input features, N output features, B panels of V vectors of L lanes.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from .catalogue import operator
+from .huge_pages import into_huge_pages
+from .linear import can_multiply
+from .native import INT64, POINTER, find_typed, launch, needs_code, new_empty
+from .weight_panels import into_panels, out_of_panels, vector_lanes
+
+FOUR = 4  # inputs that one dot product takes
+
+
+@dataclass(frozen=True, slots=True)
+class W8A8Weight:
+    """fours: int8 [B, K / 4, V, L, 4]; scales: float32 [B, V, L]; column_sums: int32, 128 times the sums over K."""
+
+    out_features: int
+    in_features: int
+    bias_N: torch.Tensor | None
+    fours: torch.Tensor
+    scales: torch.Tensor
+    column_sums: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory."""
+        held = (self.fours, self.scales, self.column_sums, self.bias_N)
+        return sum(x.numel() * x.element_size() for x in held if x is not None)
+
+
+def pack_w8a8(
+    q_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None, *, lanes: int = 0
+) -> W8A8Weight:
+    """From int8 values and float32 scales; K is a multiple of 4. `lanes` is that of this machine unless given."""
+    lanes = lanes or vector_lanes(torch.bfloat16, q_NK.device) or 1
+    sums_N = q_NK.sum(dim=1, dtype=torch.int32) * 128
+    scales, sums = (into_panels(x[:, None], lanes, 1).flatten(1) for x in (scale_N, sums_N))
+    fours = into_huge_pages(into_panels(q_NK, lanes, FOUR))
+    num_rows, num_columns = q_NK.shape
+    return W8A8Weight(num_rows, num_columns, bias_N, fours, scales.contiguous(), sums.contiguous())
+
+
+def quantise_rows(x_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(float32 whole numbers -127..127 [T, K], float32 scales [T, 1])."""
+    x = x_TK.float()
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(largest > 0, torch.full_like(largest, 127.0) / largest, 0.0)  # 127.0 / x is no division
+    return torch.round(x.double() * inverse.double()).float(), largest / 127.0
+
+
+@operator
+def linear_w8a8(x_TK: torch.Tensor, weight: W8A8Weight, out_dtype: torch.dtype) -> torch.Tensor:
+    """x W^T + b, [T, N] in `out_dtype` (x's type or float32); exact sums of whole numbers, then both scales."""
+    q_TK, scale_T1 = quantise_rows(x_TK)
+    q_NK = out_of_panels(weight.fours, weight.out_features).double()
+    scale_N = weight.scales.flatten()[: weight.out_features]
+    y_TN = torch.nn.functional.linear(q_TK.double(), q_NK).float() * scale_N * scale_T1
+    return (y_TN if weight.bias_N is None else y_TN + weight.bias_N.float()).to(out_dtype)
+
+
+class W8A8Args(ctypes.Structure):
+    """w8a8_args of cpu_linear_w8a8.h."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("x", "weight", "scales", "column_sums", "bias", "out", "quantised", "x_scales")),
+        *((name, INT64) for name in ("num_rows", "out_features", "in_features", "is_out_f32")),
+    )
+
+
+def _can_run(x_TK: torch.Tensor, weight: W8A8Weight, out_dtype: torch.dtype) -> bool:
+    lanes = weight.fours.shape[3]
+    return can_multiply(x_TK, out_dtype, weight.bias_N, "linear_w8a8") and lanes == vector_lanes(
+        x_TK.dtype, x_TK.device
+    )
+
+
+@linear_w8a8.version("c", takes=_can_run, why_not=needs_code("cpu_linear"))
+def linear_w8a8_c(x_TK: torch.Tensor, weight: W8A8Weight, out_dtype: torch.dtype) -> torch.Tensor:
+    """bf16 and fp32 activations on CPU; fast with AVX512-VNNI."""
+    num_rows, in_features = x_TK.numel() // weight.in_features, weight.in_features
+    out = new_empty((*x_TK.shape[:-1], weight.out_features), out_dtype)
+    quantised, x_scales = new_empty((num_rows, in_features), torch.uint8), new_empty((num_rows,), torch.float32)
+    bias = None if weight.bias_N is None else weight.bias_N.data_ptr()
+    tensors = (x_TK, weight.fours, weight.scales, weight.column_sums)
+    pointers = (*(x.data_ptr() for x in tensors), bias, out.data_ptr(), quantised.data_ptr(), x_scales.data_ptr())
+    sizes = (num_rows, weight.out_features, in_features, out_dtype == torch.float32)
+    launch(find_typed("cpu_linear", "linear_w8a8", x_TK), W8A8Args(*pointers, *sizes))
+    return out
