@@ -25,6 +25,7 @@ typedef float vf __attribute__((vector_size(LANES * 4)));
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
 typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
+typedef int16_t vsh __attribute__((vector_size(LANES * 2)));
 typedef uint8_t vb __attribute__((vector_size(LANES)));
 
 INLINE vf splat(float x) { return x - (vf){0}; }

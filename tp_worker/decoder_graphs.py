@@ -1,8 +1,7 @@
 """How a step's operators run: recorded, then run by one call. Without it a small step is mostly Python.
 
-A decode step of R requests is recorded once and run again with new inputs; other steps are recorded each time, because
-their shapes hardly ever come back. What has no C version (CUDA, other types, no compiler) runs operator by operator.
-R requests, P pages of the longest page table.
+A step is recorded once for each shape: a number of tokens, of requests and of rows that sample. Steps of a known shape
+run the same graph on new inputs. What has no C version (CUDA, other types, no compiler) runs operator by operator.
 """
 
 import dataclasses
@@ -18,7 +17,15 @@ from .communicator import Communicator
 from .forward_batch import ForwardBatch
 
 FIRST_ARENA_BYTES = 2**25
-MAX_GRAPHS = 256
+MAX_GRAPHS = 256  # those used last stay
+INPUTS = (
+    "token_ids_T",
+    "positions_T",
+    "row_of_T",
+    "query_starts",
+    "kv_lens_R",
+    "logits_indices_S",
+)
 
 Compute = Callable[[ForwardBatch], list[torch.Tensor] | None]
 
@@ -39,7 +46,7 @@ class DecoderGraphs:
         self._compute = compute
         self._communicator = communicator
         self._arena = Arena(FIRST_ARENA_BYTES)
-        self._decode: dict[int, _Recorded] = {}
+        self._recorded: dict[tuple[int, int, int], _Recorded] = {}
         self._has_told = False
 
     def run(self, batch: ForwardBatch) -> list[torch.Tensor] | None:
@@ -47,7 +54,7 @@ class DecoderGraphs:
         if not self._communicator.is_recordable:
             return self._compute(batch)
         try:
-            recorded = self._find_decode(batch) if _is_pure_decode(batch) else self._record(batch)
+            recorded = self._find(batch)
         except NotRecordable as error:
             if not self._has_told:
                 logger.info("steps run operator by operator: %s", error)
@@ -59,44 +66,35 @@ class DecoderGraphs:
             raise self._communicator.explain(error) from error
         return recorded.outputs
 
-    def _find_decode(self, batch: ForwardBatch) -> _Recorded:
-        """The recorded decode step of as many requests, with this batch's inputs."""
-        recorded = self._decode.get(batch.num_reqs)
+    def _find(self, batch: ForwardBatch) -> _Recorded:
+        """The recorded step of this batch's shape, with its inputs."""
+        shape = (batch.num_tokens, batch.num_reqs, batch.logits_indices_S.numel())
+        recorded = self._recorded.pop(shape, None)
         if recorded is None or recorded.batch.page_table_RP.shape[1] < batch.page_table_RP.shape[1]:
             recorded = self._record(_own_inputs(batch))
-            if len(self._decode) >= MAX_GRAPHS:
-                self._decode.clear()
-            self._decode[batch.num_reqs] = recorded
-        inputs = recorded.batch
-        for name in ("token_ids_T", "positions_T", "kv_lens_R"):
-            getattr(inputs, name).copy_(getattr(batch, name))
-        inputs.page_table_RP[:, : batch.page_table_RP.shape[1]] = batch.page_table_RP
+        self._recorded[shape] = recorded
+        if len(self._recorded) > MAX_GRAPHS:
+            del self._recorded[next(iter(self._recorded))]
+        for name in INPUTS:
+            getattr(recorded.batch, name).copy_(getattr(batch, name))
+        recorded.batch.page_table_RP[:, : batch.page_table_RP.shape[1]] = batch.page_table_RP
         return recorded
 
     def _record(self, batch: ForwardBatch) -> _Recorded:
-        """Record one step. The results stay in the arena without holding their place in it."""
+        """Record a step. The results lie in the arena without holding their place in it."""
         while True:
             try:
                 with record(self._arena) as graph:
                     outputs = self._compute(batch)
             except MemoryError:
-                self._decode.clear()
+                self._recorded.clear()
                 self._arena = Arena(2 * self._arena.num_bytes)
                 continue
             return _Recorded(graph, batch, outputs and [self._arena.borrow(x) for x in outputs])
 
 
-def _is_pure_decode(batch: ForwardBatch) -> bool:
-    return batch.is_decode and batch.logits_indices_S.numel() == batch.num_tokens == batch.num_reqs
-
-
 def _own_inputs(batch: ForwardBatch) -> ForwardBatch:
-    """Inputs for later steps of as many requests: tables with room for twice the pages."""
+    """Inputs for this and later steps of the shape: page tables have room to grow."""
     num_reqs, num_pages = batch.page_table_RP.shape
-    return dataclasses.replace(
-        batch,
-        token_ids_T=batch.token_ids_T.clone(),
-        positions_T=batch.positions_T.clone(),
-        kv_lens_R=batch.kv_lens_R.clone(),
-        page_table_RP=batch.page_table_RP.new_zeros((num_reqs, 2 * num_pages)),
-    )
+    own = {name: torch.empty_like(getattr(batch, name)) for name in INPUTS}
+    return dataclasses.replace(batch, page_table_RP=batch.page_table_RP.new_zeros((num_reqs, 2 * num_pages)), **own)

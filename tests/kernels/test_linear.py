@@ -11,7 +11,7 @@ from millstream.kernels.huge_pages import REGION_BYTES, into_huge_pages
 from millstream.kernels.linear import linear_dense, pack_dense
 from millstream.kernels.linear_int4 import GROUP, linear_int4, pack_int4, unpack_int4
 from millstream.kernels.linear_int8 import linear_int8, pack_int8, unpack_int8
-from millstream.kernels.linear_w8a8 import linear_w8a8, pack_w8a8, quantise_rows
+from millstream.kernels.linear_w8a8 import linear_w8a8, pack_w8a8, quantise_groups
 from millstream.kernels.weight_panels import into_panels, out_of_panels
 
 SIZES = st.integers(1, 130)
@@ -99,12 +99,12 @@ def test_a_bad_activation_spoils_its_own_row_alone(bad: float) -> None:
         assert bool(y[[0, 2, 3]].isfinite().all())
 
 
-def test_rows_are_quantised_to_the_nearest_whole_number() -> None:
-    x = torch.randn(20, 64) * torch.logspace(-20, 20, 20)[:, None]
-    q, scale = quantise_rows(x)
-    assert int(q.abs().max()) == 127
-    assert bool(((q * scale - x).abs() <= scale * 0.5001).all())
-    zeros, no_scale = quantise_rows(torch.zeros(1, 8))
+def test_groups_of_a_row_are_quantised_to_the_nearest_whole_number() -> None:
+    x = torch.randn(20, 100) * torch.logspace(-20, 20, 20)[:, None]
+    for q, scale, part in zip(*quantise_groups(x), x.split(64, dim=1), strict=True):
+        assert q.abs().amax(dim=1).tolist() == [127] * 20
+        assert bool(((q * scale - part).abs() <= scale * 0.5001).all())
+    (zeros,), (no_scale,) = quantise_groups(torch.zeros(1, 8))
     assert not bool(zeros.any() | no_scale.any())
 
 

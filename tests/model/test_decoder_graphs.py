@@ -16,7 +16,18 @@ from tests.model.run_decoder import PAGE_SIZE, forward, load_decoder, make_batch
 from tests.model.tiny_models import VARIANTS, expected_logits, prompt, save_model
 
 TOLERANCE = 1e-4
-VIEWS = {"view", "split_with_sizes", "slice", "select", "detach", "_unsafe_view", "alias", "as_strided", "t", "lift_fresh"}
+VIEWS = {
+    "view",
+    "split_with_sizes",
+    "slice",
+    "select",
+    "detach",
+    "_unsafe_view",
+    "alias",
+    "as_strided",
+    "t",
+    "lift_fresh",
+}
 
 
 class OnlyViews(TorchDispatchMode):
@@ -57,7 +68,17 @@ def test_decode_steps_of_changing_rows_are_those_of_one_prefill(variant: str, tm
             assert logits_SV is not None
             expected_SV = expected_TV[position].expand(num_reqs, -1)
             torch.testing.assert_close(logits_SV, expected_SV, atol=TOLERANCE, rtol=0)
-    assert set(decoder._graphs._decode) == {2, 3}
+    assert set(decoder._graphs._recorded) == {(3 * start, 3, 3 * start), (2, 2, 2), (3, 3, 3)}
+
+
+def test_the_graphs_that_were_used_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_graphs, "MAX_GRAPHS", 2)
+    decoder, ids = load_decoder(save_model("llama", tmp_path)), prompt()
+    for num_tokens in (3, 4, 3, 5):
+        logits = forward(decoder, make_batch([(ids, 0, num_tokens)]))
+        assert logits is not None
+        torch.testing.assert_close(logits, expected_logits("llama")[:num_tokens], atol=TOLERANCE, rtol=0)
+    assert [shape[0] for shape in decoder._graphs._recorded] == [3, 5]
 
 
 def first_requests(step: ForwardBatch, num_reqs: int) -> ForwardBatch:
