@@ -159,16 +159,21 @@ def first_token_s(config: ModelConfig, weights: WeightFormat, requests: Requests
     return seconds_of(workload(config, weights, alone), rates)
 
 
-def decode_step(config: ModelConfig, weights: WeightFormat, batch: int, context_len: int) -> Iterator[Work]:
-    """The operators of one decode step, layer after layer, as the decoder calls them; activations are bf16."""
+def decode_step(
+    config: ModelConfig, weights: WeightFormat, head: WeightFormat, batch: int, context_len: int
+) -> Iterator[Work]:
+    """The operators of one decode step, layer after layer, as the decoder calls them; activations are bf16.
+
+    `weights` are those of the layers, `head` that of the logits.
+    """
     width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
     kv_bytes = batch * context_len * config.kv_bytes_per_token(2) / config.num_layers
 
-    def linear(layer: Linear, out_bytes: int = 2) -> Work:
-        num_bytes = layer.num_weights * weights.bytes_per_weight
+    def linear(layer: Linear, stored: WeightFormat = weights, out_bytes: int = 2) -> Work:
+        num_bytes = layer.num_weights * stored.bytes_per_weight
         num_bytes += batch * (2 * layer.in_features + out_bytes * layer.out_features)
-        return Work(layer.name, LINEAR, 2 * layer.num_weights * batch, num_bytes, weights.is_int8)
+        return Work(layer.name, LINEAR, 2 * layer.num_weights * batch, num_bytes, stored.is_int8)
 
     def elementwise(name: str, num_values: int) -> Work:
         return Work(name, OTHER, 0.0, 2 * batch * num_values)
@@ -187,7 +192,7 @@ def decode_step(config: ModelConfig, weights: WeightFormat, batch: int, context_
         yield elementwise("activation", 3 * inner)
         yield linear(down)
     yield elementwise("norm", 4 * width)
-    yield linear(lm_head(config), out_bytes=4)
+    yield linear(lm_head(config), head, out_bytes=4)
     yield Work("sampling", SAMPLING, 0.0, 4 * batch * config.vocab_size)
 
 

@@ -1,162 +1,171 @@
-"""Times of every operator, C version beside torch reference: one JSON line each.
+"""Every version of every operator beside its torch reference and the floor, in SmolLM2's shapes.
 
-Run the file with the package installed (or PYTHONPATH=.pkg). Options: --threads N, --only PREFIX, --rounds N. Times are
-microseconds: the median and the best of the rounds; both versions run in turn within each round, so that the machine's
-noise meets both. On a busy machine compare the best times with --threads 1: threads wait for each other.
+    python -m tests.bench.kernels [--only linear] [--rounds 5] [--threads 2] [--dtype bfloat16]
+
+All versions that take a call, and the reference, run in turn within each round, so that the machine's noise meets all
+of them; what can be recorded runs as a recorded list of calls, as in the server. One JSON line a case, then a Markdown table: medians in microseconds, how much faster than the reference the
+version is that would be chosen, and the floor's share of its time (tests/bench/floor.py; what lies in the caches, as
+activations do, can be faster than the memory rate allows, and float32 is held against the bf16 rate). Exit code 1 where
+an operator of the catalogue has no case.
 """
 
 import argparse
+import contextlib
+import importlib
+import itertools
 import json
 import statistics
-import tempfile
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from millstream.kernels.activation import gelu_tanh_and_mul, silu_and_mul
-from millstream.kernels.attention import paged_attention
-from millstream.kernels.backend import configure, set_backend
-from millstream.kernels.kv_cache import KVCache, alloc_kv_cache
-from millstream.kernels.linear import PackedLinear
-from millstream.kernels.rms_norm import add_rms_norm, rms_norm
-from millstream.kernels.rotary import rotary_and_store
-from millstream.kernels.sampling import SamplingTensors, sample
+import millstream
+from millstream.common.config import cache_dir
+from millstream.common.model_config import load_model_config
+from millstream.common.model_path import find_model
+from millstream.kernels import backend
+from millstream.kernels.catalogue import REFERENCE, Operator, known_operators
+from millstream.kernels.graph import Arena, NotRecordable, record
+from millstream.kernels.native import run_nodes
+from tests.bench.floor import LINEAR, Rates, Work
+from tests.bench.kernel_cases import CASES, Call, Case
+from tests.bench.machine import describe_load, measure_rates
 
-PAGE_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 9, 3, 64
-Case = tuple[str, Callable[[], object]]
-
-
-def main() -> None:
-    """Run the chosen cases."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as directory:
-        configure("auto", Path(directory))
-        for name, call in cases():
-            if name.startswith(options.only):
-                print(json.dumps({"operator": name, "threads": options.threads, **measure(call, options.rounds)}))
+SECONDS_EACH = 0.02
+MIN_RECORDED = 8  # calls in a list
+ARENA_BYTES = 2**28
+Function = Callable[..., object]
 
 
-def measure(call: Callable[[], object], num_rounds: int) -> dict[str, float]:
-    """Microseconds of both versions."""
-    times: dict[str, list[float]] = {"auto": [], "torch": []}
+def catalogue() -> list[Operator[..., object]]:
+    """Every operator of kernels/."""
+    folder = Path(next(iter(millstream.__path__))) / "kernels"
+    for path in sorted(folder.glob("*.py")):
+        importlib.import_module(f"millstream.kernels.{path.stem}")
+    for path in sorted(Path(__file__).parent.glob("kernel_cases_*.py")):
+        importlib.import_module(f"tests.bench.{path.stem}")
+    return [each for each in known_operators() if each.reference.__module__.startswith("millstream.kernels.")]
+
+
+def without_case(operators: Sequence[Operator[..., object]]) -> list[str]:
+    """Operators that nobody times, and cases of operators that are no more."""
+    return sorted({each.name for each in operators} ^ CASES.keys())
+
+
+def measure(operator: Operator[..., object], case: Case, num_rounds: int, rates: Rates) -> dict[str, Any]:
+    """Microseconds of each version, the reference included."""
+    runs = {name: make_run(function, calls) for name, function, calls in runnable(operator, case)}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(num_rounds):
-        for backend, results in times.items():
-            set_backend("auto" if backend == "auto" else "torch")
-            call()
-            start = time.perf_counter()
-            count = 0
-            while count < 1 or time.perf_counter() - start < 0.02:
-                call()
-                count += 1
-            results.append((time.perf_counter() - start) / count)
-    set_backend("auto")
-    auto, reference = (statistics.median(results) * 1e6 for results in times.values())
-    best_auto, best_reference = (min(results) * 1e6 for results in times.values())
-    figures = {"c_us": auto, "torch_us": reference, "c_best_us": best_auto, "torch_best_us": best_reference}
-    return {name: round(value, 1) for name, value in figures.items()}
+        for name, run in runs.items():
+            times[name].append(seconds_a_call(run))
+    floor_us = 1e6 * Work(case.name, LINEAR, case.flops, case.num_bytes, case.is_int8).seconds(rates)
+    medians = {name: round(1e6 * statistics.median(each), 1) for name, each in times.items()}
+    chosen = next(iter(medians))
+    return {
+        "operator": operator.name,
+        "case": case.name,
+        "us": medians,
+        "best_us": {name: round(1e6 * min(each), 1) for name, each in times.items()},
+        "chosen": chosen,
+        "speed_up": round(medians[REFERENCE] / medians[chosen], 1),
+        "floor_us": round(floor_us, 2),
+        "floor_share": round(floor_us / medians[chosen], 2),
+    }
 
 
-def cases() -> Iterator[Case]:
-    """Every operator in the shapes of SmolLM2-135M."""
-    for dtype in (torch.bfloat16, torch.float32):
-        yield from attention_cases(dtype)
-        yield from elementwise_cases(dtype)
-    yield from linear_cases()
-    yield from sampling_cases()
+def runnable(operator: Operator[..., object], case: Case) -> Iterator[tuple[str, Function, Sequence[Call]]]:
+    """Versions that take the case, the one that would run first, and the reference at the end."""
+    for version in operator.versions:
+        calls = case.calls_of.get(version.name, case.calls)
+        if all(version.takes(*call.args, **call.kwargs) for call in calls):
+            yield version.name, version.function, calls
+    yield REFERENCE, operator.reference, case.calls
 
 
-def attention_cases(dtype: torch.dtype) -> Iterator[Case]:
-    """Decode of a batch, and prefill chunks of 512 queries."""
-    for name, num_requests, num_queries, cached in (
-        ("decode-b1-c512", 1, 1, 511),
-        ("decode-b1-c4096", 1, 1, 4095),
-        ("decode-b16-c512", 16, 1, 511),
-        ("decode-b64-c512", 64, 1, 511),
-        ("extend-512-on-0", 1, 512, 0),
-        ("extend-512-on-2048", 1, 512, 2048),
-    ):
-        yield f"attention-{name}-{dtype}", attention_case(dtype, num_requests, num_queries, cached)
+class Run(NamedTuple):
+    """Runs `num_calls` calls."""
+
+    num_calls: int
+    function: Callable[[], object]
 
 
-def attention_case(dtype: torch.dtype, num_requests: int, num_queries: int, cached: int) -> Callable[[], object]:
-    """Requests of one length on shuffled pages."""
-    kv_len = cached + num_queries
-    cache, page_table = filled_cache(dtype, num_requests, kv_len)
-    q = torch.randn(num_requests * num_queries, NUM_HEADS, HEAD_DIM).to(dtype)
-    starts = torch.arange(num_requests + 1, dtype=torch.int32) * num_queries
-    kv_lens = torch.full((num_requests,), kv_len, dtype=torch.int32)
-    return lambda: paged_attention(q, cache, page_table, starts, kv_lens, scale=0.125)
+def make_run(function: Function, calls: Sequence[Call]) -> Run:
+    """As a recorded list, as a server runs a step, where the version can be recorded; else call by call."""
+    repeated = [*calls] * -(-MIN_RECORDED // len(calls))
+    with contextlib.suppress(NotRecordable):
+        with record(Arena(ARENA_BYTES)) as graph:
+            for call in repeated:
+                function(*call.args, **call.kwargs)
+        if len(graph.nodes()):
+            return Run(len(repeated), lambda: run_nodes(graph.nodes()))
+    turns = itertools.cycle(calls)
+
+    def call_next() -> None:
+        call = next(turns)
+        function(*call.args, **call.kwargs)
+
+    return Run(1, call_next)
 
 
-def filled_cache(dtype: torch.dtype, num_requests: int, kv_len: int) -> tuple[KVCache, torch.Tensor]:
-    """A cache of random values and a page table of shuffled pages."""
-    pages_each = -(-kv_len // PAGE_SIZE)
-    cache = alloc_kv_cache(num_requests * pages_each, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, dtype, "cpu")
-    cache.k.copy_(torch.randn(cache.k.shape))
-    cache.v.copy_(torch.randn(cache.v.shape))
-    return cache, torch.randperm(num_requests * pages_each).to(torch.int32).view(num_requests, pages_each)
+def seconds_a_call(run: Run) -> float:
+    """Over as many calls as fit into SECONDS_EACH, after one turn that is not counted."""
+    run.function()
+    start = time.perf_counter()
+    for count in itertools.count(1):
+        run.function()
+        seconds = time.perf_counter() - start
+        if seconds > SECONDS_EACH:
+            return seconds / (count * run.num_calls)
+    raise AssertionError("never")
 
 
-def elementwise_cases(dtype: torch.dtype) -> Iterator[Case]:
-    """Norms, activations and rotary for a decode step and a prefill chunk."""
-    for num_tokens in (1, 16, 512):
-        x, residual = torch.randn(num_tokens, 576).to(dtype), torch.zeros(num_tokens, 576, dtype=dtype)
-        weight, gates = torch.ones(576, dtype=dtype), torch.randn(num_tokens, 3072).to(dtype)
-        suffix = f"{num_tokens}-{dtype}"
-        yield f"rms_norm-{suffix}", lambda x=x, w=weight: rms_norm(x, w, 1e-5)
-        yield f"add_rms_norm-{suffix}", lambda x=x, r=residual, w=weight: add_rms_norm(x, r, w, 1e-5)
-        yield f"silu_and_mul-{suffix}", lambda x=gates: silu_and_mul(x)
-        yield f"gelu_tanh_and_mul-{suffix}", lambda x=gates: gelu_tanh_and_mul(x)
-        yield f"rotary_and_store-{suffix}", rotary_case(dtype, num_tokens)
+def print_table(results: Sequence[dict[str, Any]]) -> None:
+    """One row a case."""
+    names = sorted({name for each in results for name in each["us"]}, key=lambda name: (name == REFERENCE, name))
+    print(f"\n| operator | case | {' | '.join(f'{name} us' for name in names)} | speed-up | floor us | floor's share |")
+    print("|---" * (len(names) + 5) + "|")
+    for each in results:
+        cells = " | ".join(f"{each['us'][name]:.1f}" if name in each["us"] else "" for name in names)
+        figures = f"{each['speed_up']:.1f}x | {each['floor_us']:.1f} | {each['floor_share']:.2f}"
+        print(f"| {each['operator']} | {each['case']} | {cells} | {figures} |")
 
 
-def rotary_case(dtype: torch.dtype, num_tokens: int) -> Callable[[], object]:
-    """One token each of many requests (or all of one), as views of a fused projection."""
-    cache, page_table = filled_cache(dtype, 1, num_tokens)
-    qkv = torch.randn(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM).to(dtype)
-    q, k, v = qkv.split((NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS), dim=1)
-    cos, sin = torch.ones(num_tokens, HEAD_DIM), torch.zeros(num_tokens, HEAD_DIM)
-    rows, positions = torch.zeros(num_tokens, dtype=torch.int32), torch.arange(num_tokens, dtype=torch.int32)
-    return lambda: rotary_and_store(q, k, v, cos, sin, cache, page_table, rows, positions)
-
-
-def linear_cases() -> Iterator[Case]:
-    """Packed bf16 products; the reference column is the same call, for there is one version."""
-    for n, k in ((3072, 576), (576, 1536), (960, 576), (49152, 576)):
-        linear = PackedLinear(torch.randn(n, k).to(torch.bfloat16))
-        for m in (1, 8, 32, 128):
-            x = torch.randn(m, k).to(torch.bfloat16)
-            yield f"linear-{n}x{k}-{m}", lambda linear=linear, x=x: linear(x)
-
-
-def sampling_cases() -> Iterator[Case]:
-    """32 rows over 49,152 tokens with the filters in turn."""
-    num_rows = 32
-    logits = torch.randn(num_rows, 49152) * 3
-    for name, temperature, top_k, top_p, min_p in (
-        ("greedy", 0.0, 0, 1.0, 0.0),
-        ("temperature", 1.0, 0, 1.0, 0.0),
-        ("top_k-50", 1.0, 50, 1.0, 0.0),
-        ("top_p-0.9", 0.7, 0, 0.9, 0.0),
-        ("min_p-0.05", 1.0, 0, 1.0, 0.05),
-    ):
-        params = SamplingTensors(
-            torch.full((num_rows,), temperature),
-            torch.full((num_rows,), top_k),
-            torch.full((num_rows,), top_p),
-            torch.full((num_rows,), min_p),
-            torch.arange(num_rows),
-        )
-        yield f"sample-{name}", lambda p=params: sample(logits, p, torch.arange(num_rows))
+def main() -> int:
+    """0 if every operator has a case."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="operators whose name begins so")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    backend.configure("auto", cache_dir())
+    operators = catalogue()
+    rates = measure_rates(load_model_config(find_model("smollm2"), "auto"))
+    print(
+        json.dumps({"rates": vars(rates), "threads": args.threads, "dtype": args.dtype, **describe_load()}), flush=True
+    )
+    results = []
+    with torch.inference_mode():
+        for operator in operators:
+            if operator.name.startswith(args.only) and operator.name in CASES:
+                for case in CASES[operator.name](getattr(torch, args.dtype)):
+                    results.append(measure(operator, case, args.rounds, rates))
+                    print(json.dumps(results[-1]), flush=True)
+    print_table(results)
+    missing = without_case(operators)
+    if missing:
+        print(f"PROBLEM: no case, or no operator, for {', '.join(missing)}", file=sys.stderr)
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -68,15 +68,18 @@ def test_a_cached_prefix_is_not_computed_and_is_read_once(smollm2: ModelConfig) 
 
 
 def test_a_decode_step_reads_every_weight_and_the_cache_once(smollm2: ModelConfig) -> None:
-    works = list(floor.decode_step(smollm2, FORMATS["bf16"], batch=1, context_len=320))
+    bf16, int4 = FORMATS["bf16"], FORMATS["int4"]
+    works = list(floor.decode_step(smollm2, bf16, bf16, batch=1, context_len=320))
     linear = [work for work in works if work.kind == floor.LINEAR]
     assert len(linear) == 4 * 30 + 1
     assert sum(work.flops for work in linear) == 2 * (smollm2.num_parameters - 61 * 576)
     weight_bytes = 2 * (smollm2.num_parameters - 61 * 576)
     assert weight_bytes < sum(work.num_bytes for work in linear) < 1.003 * weight_bytes
     assert sum(work.num_bytes for work in works if work.kind == floor.ATTENTION) == 320 * 23040 + 30 * 4 * 576
-    half = list(floor.decode_step(smollm2, FORMATS["int4"], batch=1, context_len=320))
-    assert floor.seconds_of(half, RATES) < 0.4 * floor.seconds_of(works, RATES)
+    small = list(floor.decode_step(smollm2, int4, int4, batch=1, context_len=320))
+    assert floor.seconds_of(small, RATES) < 0.4 * floor.seconds_of(works, RATES)
+    mixed = list(floor.decode_step(smollm2, int4, bf16, batch=1, context_len=320))
+    assert [work.num_bytes for work in mixed if work.name == "lm_head"] == [linear[-1].num_bytes]
 
 
 def test_the_formats_store_what_they_say() -> None:
