@@ -44,7 +44,7 @@ FORMATS = {
         WeightFormat("bf16", 2.0),
         WeightFormat("int8", 1 + 2 / 32),  # a float16 scale for 32 weights
         WeightFormat("int4", 0.5 + 4 / 32),  # a float16 scale and minimum for 32 weights
-        WeightFormat("w8a8", 1.0, is_int8=True),
+        WeightFormat("w8a8", 1 + 2 / 64, is_int8=True),  # an int16 sum for 64 weights
     )
 }
 

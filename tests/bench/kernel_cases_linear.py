@@ -9,6 +9,7 @@ from millstream.kernels.linear import DenseWeight, can_block, pack_dense
 from millstream.kernels.linear_int4 import pack_int4
 from millstream.kernels.linear_int8 import pack_int8
 from millstream.kernels.linear_w8a8 import pack_w8a8
+from tests.bench.floor import FORMATS
 from tests.bench.kernel_cases import HIDDEN, INNER, VOCAB, Call, Case, bench, num_copies
 
 SHAPES = {"qkv": (960, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
@@ -38,7 +39,7 @@ def int4_cases(dtype: torch.dtype) -> Iterator[Case]:
         scales = torch.rand(2, n, k // GROUP).half()
         return pack_int4(torch.randint(0, 16, (n, k), dtype=torch.uint8), *scales)
 
-    yield from _cases(dtype, make, 0.5 + 4 / GROUP)
+    yield from _cases(dtype, make, FORMATS["int4"].bytes_per_weight)
 
 
 @bench("linear_int8")
@@ -46,7 +47,7 @@ def int8_cases(dtype: torch.dtype) -> Iterator[Case]:
     def make(n: int, k: int) -> object:
         return pack_int8(torch.randint(-127, 128, (n, k), dtype=torch.int8), torch.rand(n, k // GROUP).half())
 
-    yield from _cases(dtype, make, 1 + 2 / GROUP)
+    yield from _cases(dtype, make, FORMATS["int8"].bytes_per_weight)
 
 
 @bench("linear_w8a8")
@@ -54,7 +55,7 @@ def w8a8_cases(dtype: torch.dtype) -> Iterator[Case]:
     def make(n: int, k: int) -> object:
         return pack_w8a8(torch.randint(-127, 128, (n, k), dtype=torch.int8), torch.rand(n))
 
-    yield from _cases(dtype, make, 1.0, is_int8=True)
+    yield from _cases(dtype, make, FORMATS["w8a8"].bytes_per_weight, is_int8=True)
 
 
 def _cases(

@@ -90,10 +90,10 @@ def measure_step(worker: Worker, batch: int, context_len: int, num_steps: int) -
 
 
 def recorded_step(worker: Worker, batch: int) -> Graph:
-    """The decoder's recorded decode step of so many rows."""
+    """The decoder's recorded decode step: so many tokens, requests and rows that sample."""
     decoder = worker._model
     assert isinstance(decoder, Decoder)
-    recorded = decoder._graphs._decode.get(batch)
+    recorded = decoder._graphs._recorded.get((batch, batch, batch))
     if recorded is None:
         raise SystemExit(
             "a step runs operator by operator here: there is no C compiler, or no C version of all operators"

@@ -87,5 +87,5 @@ def test_the_formats_store_what_they_say() -> None:
         "bf16": 64,
         "int8": 34,
         "int4": 20,
-        "w8a8": 32,
+        "w8a8": 33,
     }
