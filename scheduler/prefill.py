@@ -6,6 +6,7 @@ does not wait but computes its own). And where memory is what the first one lack
 backfilling allows. Why a request was left out is noted in its journal.
 """
 
+import math
 from collections.abc import Iterator
 from itertools import chain, islice
 
@@ -30,7 +31,7 @@ def get_new_batch_prefill(state: SchedulerState, num_decodes: int) -> list[Req]:
         _note_no_rows(state)
         return []
     adder = make_prefill_adder(state, num_decodes)
-    state.stats.chunk_tokens = adder.rem_chunk_tokens or 0
+    state.stats.chunk_tokens = int(adder.rem_chunk_tokens or 0)
     if state.chunked_req is not None:
         adder.add_chunked_req(state.chunked_req)
     if state.waiting_queue:
@@ -42,17 +43,16 @@ def get_new_batch_prefill(state: SchedulerState, num_decodes: int) -> list[Req]:
 
 def make_prefill_adder(state: SchedulerState, num_decodes: int) -> PrefillAdder:
     """The budgets of a step beside `num_decodes` decode rows."""
-    chunk_size = state.chunk_size
-    waiting_seconds = state.waiting_queue.oldest_waiting_seconds(state.now)
-    chunk = chunk_size.tokens(num_decodes, len(state.waiting_queue), waiting_seconds)
-    if chunk is not None and chunk_size.is_auto:
-        chunk += num_decodes  # an automatic size is prompt tokens alone
+    queue, chunk_size = state.waiting_queue, state.chunk_size
+    num_behind = len(queue) - (state.chunked_req is None)
+    budget = chunk_size.budget(num_decodes, num_behind, queue.oldest_waiting_seconds(state.now))
     return PrefillAdder(
         state.pool,
         state.running_batch.values(),
         state.new_token_ratio.value,
         rem_input_tokens=state.config.max_prefill_tokens,
-        rem_chunk_tokens=chunk,
+        rem_chunk_tokens=None if budget is None else budget.tokens + num_decodes,
+        attention_len=math.inf if budget is None else budget.attention_len,
         num_mixed_decode_tokens=num_decodes,
         prefill_max_requests=len(state.free_rows) + (state.chunked_req is not None),
         ending=state.ending.values(),

@@ -3,7 +3,8 @@
 A step carries the running decodes first (they have their pages already), then prefill chunks within
 
     rem_total_tokens   KV slots that are free or evictable, less what running and admitted requests will still need
-    rem_chunk_tokens   tokens a step may compute (`--chunked-prefill-size`), less the decode rows; None: no chunking
+    rem_chunk_tokens   tokens a step may compute (`--chunked-prefill-size`), less the decode rows; None: no chunking.
+                       An automatic size counts a token the more the later it is in its prompt
     rem_input_tokens   tokens a step may admit (`--max-prefill-tokens`), less the decode rows
 
 The step budgets are charged whole pages. Memory is asked anew at each use, because locking a prefix and taking pages
@@ -11,6 +12,7 @@ change it. Pages of requests that have ended, or end with the steps in flight, c
 do, the verdict is OTHER and not NO_TOKEN.
 """
 
+import math
 from collections.abc import Collection
 from enum import Enum, auto
 from itertools import chain
@@ -44,7 +46,8 @@ class PrefillAdder:
         new_token_ratio: float,
         *,
         rem_input_tokens: int,
-        rem_chunk_tokens: int | None,
+        rem_chunk_tokens: float | None,
+        attention_len: float = math.inf,
         num_mixed_decode_tokens: int = 0,
         prefill_max_requests: int,
         ending: Collection[Req] = (),
@@ -63,10 +66,11 @@ class PrefillAdder:
         self.why = ""
         self.numbers: dict[str, float] = {}
 
+        self._attention_len = attention_len
         self._running_batch = running_batch
         self._ending = ending
         self._new_token_ratio = new_token_ratio
-        self._chunk_tokens = min(self.rem_input_tokens, self.rem_chunk_tokens or self.rem_input_tokens)
+        self._chunk_tokens = int(min(self.rem_input_tokens, self.rem_chunk_tokens or self.rem_input_tokens))
         self._running_reserve: float | None = None  # not summed up before somebody asks
         self._admitted_reserve = 0
         self._is_clipped = False
@@ -103,8 +107,8 @@ class PrefillAdder:
         """The verdict on the next candidate as far as it is not about memory."""
         if len(self.can_run_list) >= self.prefill_max_requests:
             return self._refuse("rows", rows=self.prefill_max_requests)
-        if self.rem_chunk_tokens is not None and self.rem_chunk_tokens <= 0:
-            return self._refuse("chunk budget", rem_chunk_tokens=0)
+        if self.rem_chunk_tokens is not None and self.rem_chunk_tokens < self.page_size:
+            return self._refuse("chunk budget", rem_chunk_tokens=int(self.rem_chunk_tokens))
         if self.rem_input_tokens <= 0:
             return self._refuse("input budget", rem_input_tokens=0)
         return AddReqResult.CONTINUE
@@ -171,7 +175,8 @@ class PrefillAdder:
         end = self._chunk_end(start, known_len)
         if end <= start or (end < known_len and self.new_chunked_req is not None):
             # only one request may be computed in part
-            return self._refuse("chunk budget", need=input_tokens, rem_chunk_tokens=self.rem_chunk_tokens or 0), start
+            rem_tokens = int(self.rem_chunk_tokens or 0)
+            return self._refuse("chunk budget", need=input_tokens, rem_chunk_tokens=rem_tokens), start
         num_lacking_pages = self.pool.num_pages_for(end) - len(req.page_ids) - self.pool.num_available_pages
         if num_lacking_pages > 0:
             return self._no_memory(end - start, num_lacking_pages * self.page_size - 1), start
@@ -181,10 +186,21 @@ class PrefillAdder:
         """The end of a chunk from `start`: `limit`, or the last page boundary within the step's budgets."""
         if self.rem_chunk_tokens is None:
             return limit
-        rem_tokens = min(self.rem_chunk_tokens, self.rem_input_tokens)
+        rem_tokens = min(self._num_tokens_within(self.rem_chunk_tokens, start), self.rem_input_tokens)
+        if not self.can_run_list:
+            rem_tokens = max(rem_tokens, self.page_size)  # the first row of a step always gets on
         if self.ceil_paged_tokens(limit - start) <= rem_tokens:
             return limit
         return (start + rem_tokens) // self.page_size * self.page_size
+
+    def _weight(self, start: int, num_tokens: int) -> float:
+        """What `num_tokens` from position `start` count."""
+        return num_tokens * (1 + (start + num_tokens / 2) / self._attention_len)
+
+    def _num_tokens_within(self, weight: float, start: int) -> int:
+        """The inverse: how many tokens from position `start` count at most `weight`."""
+        first = 1 + start / self._attention_len
+        return int(2 * weight / (first + math.sqrt(first * first + 2 * weight / self._attention_len)))
 
     def _charge(self, req: Req, start: int, end: int) -> None:
         """Charge the budgets; the pages are taken. What is computed in part reserves no output yet."""
@@ -194,7 +210,7 @@ class PrefillAdder:
         input_tokens = self.ceil_paged_tokens(end - start)
         self.rem_input_tokens = max(0, self.rem_input_tokens - input_tokens)
         if self.rem_chunk_tokens is not None:
-            self.rem_chunk_tokens = max(0, self.rem_chunk_tokens - input_tokens)
+            self.rem_chunk_tokens = max(0, self.rem_chunk_tokens - self._weight(start, input_tokens))
         if req is not self.new_chunked_req:
             self._admitted_reserve += min(req.num_left_to_plan, CLIP_MAX_NEW_TOKENS) + self.page_size
         if self._forecast is not None:
@@ -246,7 +262,7 @@ class PrefillAdder:
         """Steps that the prefill of a candidate takes, the rest of this one counted as one."""
         if self.rem_chunk_tokens is None:
             return 1
-        rest = extend_len - min(self.rem_chunk_tokens, self.rem_input_tokens)
+        rest = extend_len - int(min(self.rem_chunk_tokens, self.rem_input_tokens))
         return 1 if rest <= 0 else 2 + rest // self._chunk_tokens
 
     def num_steps(self, req: Req, extend_len: int) -> int:

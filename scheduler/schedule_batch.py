@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ..common.messages import BatchResult, NewReq, PageColumns, ScheduleBatch, pack_int32, unpack_int32
 from .req import Req
+from .step_cost import StepWork, count_pairs
 
 
 class ProtocolError(RuntimeError):
@@ -24,7 +25,7 @@ class StepInFlight(NamedTuple):
     extend_samples: list[bool]
     decodes: list[Req]
     decode_width: int
-    num_prefill_tokens: int
+    work: StepWork
     packed_rows: bytes
     packed_generations: bytes
 
@@ -40,6 +41,7 @@ class ResultColumns(NamedTuple):
 
 def plan_step(step: int, extends: list[Req], decodes: list[Req], decode_width: int) -> StepInFlight:
     """Note what a step computes: `extend_range` of each prefill row, up to `decode_width` positions of a decode row."""
+    starts = [req.extend_range.start for req in extends]
     ends = [req.extend_range.end for req in extends]
     samples = [req.extend_range.end == len(req.token_ids) for req in extends]
     for req, does_sample in zip(extends, samples, strict=True):
@@ -53,7 +55,7 @@ def plan_step(step: int, extends: list[Req], decodes: list[Req], decode_width: i
         samples,
         decodes,
         decode_width,
-        sum(ends) - sum(req.extend_range.start for req in extends),
+        StepWork(sum(ends) - sum(starts), sum(map(count_pairs, starts, ends)), len(decodes)),
         pack_int32([req.row for req in rows]),
         pack_int32([req.row_generation for req in rows]),
     )

@@ -27,9 +27,19 @@ class SimulationError(RuntimeError):
 
 
 class Simulation:
-    """One run of one trace. The scheduler is fresh, and its vocabulary one larger than the model's: that is EOS."""
+    """One run of one trace. The scheduler is fresh, and its vocabulary one larger than the model's: that is EOS.
 
-    def __init__(self, scheduler: Scheduler, costs: CostModel, tp_size: int, trace: Trace) -> None:
+    `step_costs` replaces what the cost model says of steps.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        costs: CostModel,
+        tp_size: int,
+        trace: Trace,
+        step_costs: StepCosts | None = None,
+    ) -> None:
         config = scheduler.config
         self.now = 0.0
         self.scheduler = scheduler
@@ -37,7 +47,7 @@ class Simulation:
         self._times = costs.surroundings
         self._vocab_size = config.vocab_size - 1
         self._worker = SimulatedWorker(
-            StepCosts(costs, tp_size), trace.requests, config.max_running_requests, self._vocab_size
+            step_costs or StepCosts(costs, tp_size), trace.requests, config.max_running_requests, self._vocab_size
         )
         self._worker_free_at = 0.0
         self._scheduler_free_at = 0.0

@@ -1,5 +1,6 @@
 """What the tests of admission share: requests, budgets and pools made by hand."""
 
+import math
 from array import array
 from random import Random
 
@@ -37,7 +38,8 @@ def make_adder(
     running: list[Req] | None = None,
     *,
     ratio: float = 0.5,
-    chunk: int | None = 64,
+    chunk: float | None = 64,
+    attention_len: float = math.inf,
     max_input: int = 1000,
     num_decodes: int = 0,
     max_requests: int = 100,
@@ -49,6 +51,7 @@ def make_adder(
         ratio,
         rem_input_tokens=max_input,
         rem_chunk_tokens=chunk,
+        attention_len=attention_len,
         num_mixed_decode_tokens=num_decodes,
         prefill_max_requests=max_requests,
         ending=ending or [],

@@ -9,7 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millstream.common.messages import ContinueGenerationReqInput, FlushCacheReqInput, PauseGenerationReqInput
+import msgspec
+
+from millstream.common.messages import (
+    ContinueGenerationReqInput,
+    FlushCacheReqInput,
+    PauseGenerationReqInput,
+    unpack_int32,
+)
 from millstream.scheduler.recording.schedule_recorder import RecordedScheduler, ScheduleRecorder
 from tests.scheduler.harness import VOCAB_SIZE, Harness
 
@@ -56,6 +63,22 @@ class RecordedHarness(Harness):
         self.scheduler.check_when_idle()
         self.scheduler.take_snapshot(self.now)
         self.scheduler.close()
+
+
+class TimedHarness(RecordedHarness):
+    """Its steps take the longer the more prompt tokens they have, and the later these are."""
+
+    def plan(self) -> bool:
+        """As Harness, with another time in the result."""
+        is_planned = super().plan()
+        if is_planned:
+            seconds = 0.010
+            for start, end in zip(
+                *map(unpack_int32, (self.batches[-1].extend_starts, self.batches[-1].extend_ends)), strict=True
+            ):
+                seconds += 0.001 * (end - start) + 1e-5 * (end * end - start * start) / 2
+            self.results[-1] = msgspec.structs.replace(self.results[-1], step_seconds=round(seconds, 6))
+        return is_planned
 
 
 def storm(
@@ -232,8 +255,8 @@ def limits(path: Path) -> None:
 
 def automatic_chunks(path: Path) -> None:
     """The chunk size follows the step times."""
-    harness = RecordedHarness(path, chunked_prefill_size=0, num_pages=96)
-    storm(harness, 13, num_reqs=14, shared_len=50, tail_len=40)
+    harness = TimedHarness(path, chunked_prefill_size=0, num_pages=160)
+    storm(harness, 13, num_reqs=14, shared_len=50, tail_len=90)
     harness.finish()
 
 

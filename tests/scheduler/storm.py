@@ -200,7 +200,9 @@ class Storm:
             limits.append(self.state.stats.chunk_tokens + len(step.decodes))
         limit = max(min(limits) - len(step.decodes), config.page_size)
         is_alone = config.chunked_prefill_size <= 0 and len(step.extends) == 1
-        assert step.num_prefill_tokens <= limit or is_alone, f"{step.num_prefill_tokens} prompt tokens, limit {limit}"
+        assert step.work.num_prefill_tokens <= limit or is_alone, (
+            f"{step.work.num_prefill_tokens} prompt tokens, limit {limit}"
+        )
         assert len(step.extends) + len(step.decodes) <= config.max_running_requests
 
     def _check_decodes(self, running: list[Req]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from millstream.scheduler import prefill
+from millstream.scheduler.chunk_size import ChunkBudget, ChunkSize
 from millstream.scheduler.memory_forecast import Holder, MemoryForecast
 from millstream.scheduler.page_pool import PagePool
 from millstream.scheduler.req import ReqStatus
@@ -83,6 +84,25 @@ def test_a_chunk_takes_all_running_decodes_along_and_its_size_follows_the_steps(
         for step in harness.state.in_flight:
             assert len(step.decodes) == 4 or not step.extends
     assert harness.state.stats.chunk_tokens > 0
+    harness.run()
+
+
+def test_who_goes_on_or_would_be_first_does_not_wait_behind_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    budget = ChunkSize.budget
+
+    def watch(chunk_size: ChunkSize, num_decodes: int, num_behind: int, waited: float) -> ChunkBudget | None:
+        seen.append((num_decodes, num_behind))
+        return budget(chunk_size, num_decodes, num_behind, waited)
+
+    monkeypatch.setattr(ChunkSize, "budget", watch)
+    harness = Harness(chunked_prefill_size=16)
+    harness.ask("first", random_prompt(Random(0), 40), 4)
+    harness.plan()
+    for index in range(2):
+        harness.ask(f"next{index}", random_prompt(Random(index), 40), 4)
+    harness.plan()
+    assert seen == [(0, 0), (0, 2)]
     harness.run()
 
 

@@ -38,7 +38,7 @@ def test_decode_rows_count_against_the_step_budgets() -> None:
 def test_a_prompt_over_the_chunk_budget_is_cut_at_a_page_and_reserves_no_output() -> None:
     adder = make_adder(PagePool(40, 4), chunk=30)
     req = make_req(50)
-    assert add(adder, req) is AddReqResult.CONTINUE
+    assert add(adder, req) is AddReqResult.OTHER  # two tokens are left, and no page
     assert req.extend_range == Range(0, 28)
     assert adder.new_chunked_req is req
     assert adder.rem_total_tokens == (40 - 7) * 4
@@ -125,6 +125,32 @@ def test_step_budgets_are_charged_whole_pages_and_never_fall_below_zero() -> Non
     adder = make_adder(PagePool(50, 4), chunk=16)
     add(adder, make_req(14))
     assert adder.rem_chunk_tokens == 0
+
+
+@pytest.mark.parametrize("attention_len", [50.0, 1000.0, 1e9])
+def test_tokens_count_the_more_the_later_they_are_in_their_prompt(attention_len: float) -> None:
+    rng = Random(0)
+    for _ in range(50):
+        pool, budget = PagePool(1000, 4), rng.uniform(4, 400)
+        adder = make_adder(pool, chunk=budget, attention_len=attention_len)
+        cache(pool, list(range(rng.randrange(300))))
+        reqs = [make_req(rng.randint(1, 400), first=first) for first in (0, 500, 1000)]
+        for req in reqs:
+            add(adder, req)
+        used = sum(sum(1 + each / attention_len for each in range(*req.extend_range)) for req in adder.can_run_list)
+        start, end = reqs[0].extend_range
+        assert used <= max(budget, 4 * (1 + (start + 4) / attention_len)) + 1e-6
+        if adder.new_chunked_req is reqs[0]:
+            assert used + 5 * (1 + (end + 5) / attention_len) > budget
+
+
+def test_however_late_in_its_prompt_the_first_row_of_a_step_gets_a_page() -> None:
+    pool, req = PagePool(200, 4), make_req(400)
+    pool.init_next_round_input(req)
+    pool.grow(req, 300)
+    adder = make_adder(pool, chunk=4.0, attention_len=10.0)
+    adder.add_chunked_req(req)
+    assert req.extend_range == Range(300, 304)
 
 
 def test_a_prompt_whose_whole_pages_exceed_the_chunk_budget_is_cut() -> None:
