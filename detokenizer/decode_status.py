@@ -84,6 +84,9 @@ class DecodeStatus:
         self._token_ids.append(token_id)
 
     def _add_text(self, text: str) -> TextEnd | None:
+        if self._strings is None and self._regexes is None:
+            self._ready.append(text)
+            return None
         if not self._stops_count:
             self._skip(text)
         elif (end := self._read(text)) is not None:

@@ -1,5 +1,6 @@
 """The scheduler process: links, the ready handshake, and the loop."""
 
+import gc
 import logging
 import time
 from contextlib import closing
@@ -28,6 +29,7 @@ def run(config: ChildConfig) -> None:
         workers = wait_for_workers(hub, links, config.args.tp_size)
         with closing(make_scheduler(scheduler_config(config.args, workers), config.args.record_schedule)) as scheduler:
             links.to_manager.send(ready_message(scheduler.config, workers))
+            gc.freeze()  # what is loaded stays: collections need not walk it
             SchedulerProcess(hub, links, scheduler, config.args).loop()
     finally:
         hub.close()

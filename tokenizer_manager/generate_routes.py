@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from ..common.messages import StrEnd
+from ..common.messages import StrEnd, unpack_int32
 from .api_error import json_response
 from .call import call_of
 from .generate_protocol import GenerateBody
 from .json_body import read_json
 from .openai_format import failure
 from .req_state import CLIENT_ABORT, Generation, Output, ReqState
-from .sse import stream_events
+from .sse import encode_event, stream_events
 from .tokenizer_manager import GenerateReq, TokenizerManager
 
 GENERATE = msgspec.json.Decoder(GenerateBody)
@@ -83,14 +83,17 @@ class GenerateAnswer:
 
     def __init__(self, req: ReqState) -> None:
         self._req = req
-        self._text = ""
-        self._output_ids: list[int] = []
+        self._text = bytearray()  # as JSON has it, without its quotes: what was sent is not encoded again
+        self._output_ids = bytearray()  # as JSON has them, each with a comma before it
+        self._num_outputs = 0
         self._end: StrEnd | None = None
 
     def add(self, output: Output) -> None:
         """Take an output; APIError where the request failed (a request that was aborted keeps what it has)."""
-        self._text += output.text
-        self._output_ids += output.token_ids
+        self._text += msgspec.json.encode(output.text)[1:-1]
+        new_ids = unpack_int32(output.token_ids)
+        self._output_ids += b"".join([b",%d" % token_id for token_id in new_ids])
+        self._num_outputs += len(new_ids)
         self._end = output.end
         error = failure(self._req, output.end)
         if error is not None and error.status != CLIENT_ABORT:
@@ -103,21 +106,22 @@ class GenerateAnswer:
             "id": req.name,
             "finish_reason": end.finish_reason.to_json() if end else None,
             "prompt_tokens": end.stats.prompt_tokens if end else req.prompt_len,
-            "completion_tokens": end.completion_tokens if end else len(self._output_ids),
+            "completion_tokens": end.completion_tokens if end else self._num_outputs,
             "cached_tokens": end.stats.cached_tokens if end else 0,
             "num_retractions": end.stats.num_retractions if end else 0,
         }
         if end:
             meta_info["e2e_latency"] = req.ended_at - req.arrival
-        return {"text": self._text, "output_ids": self._output_ids, "meta_info": meta_info}
+        text, output_ids = msgspec.Raw(b'"' + self._text + b'"'), msgspec.Raw(b"[" + self._output_ids[1:] + b"]")
+        return {"text": text, "output_ids": output_ids, "meta_info": meta_info}
 
 
 async def _events(
     generation: Generation, answers: list[GenerateAnswer], *, is_single: bool
-) -> AsyncGenerator[list[Any], None]:
+) -> AsyncGenerator[bytes, None]:
     while not generation.done:
         req, output = await generation.next()
         answer = answers[req.index]
         answer.add(output)
         event = answer.to_json()
-        yield [event if is_single else event | {"index": req.index}]
+        yield encode_event(event if is_single else event | {"index": req.index})

@@ -17,6 +17,7 @@ from .sse import HIGH_WATER_BYTES
 HEAD_SECONDS = 10.0
 KEEPALIVE_SECONDS = 75.0
 SEND_BUFFER_BYTES = 64 * 1024
+NOT_SENT_BYTES = 4 * 1024  # that the kernel takes beyond what the client has room for
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class _Connection(RequestHandler):
         connected = transport.get_extra_info("socket")
         if connected is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
 
     def data_received(self, data: bytes) -> None:
         num_requests = self._request_count

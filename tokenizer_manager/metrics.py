@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 
 from ..common.messages import LoadSnapshot
 from ..common.metrics import METRICS, Metric
+from .histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -19,8 +20,10 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for every first one, that no dashboard reads
         self._model_name = model_name
         self._registry = CollectorRegistry()
-        self._families = {metric: self._new_family(metric) for metric in METRICS}
-        self._series: dict[tuple[str, ...], Any] = {}
+        self._families = {metric: self._new_family(metric) for metric in METRICS if metric.kind != "histogram"}
+        self._series: dict[tuple[str, ...], Any] = {
+            (metric.name,): self._new_histogram(metric) for metric in METRICS if metric.kind == "histogram"
+        }
         self._totals: dict[str, int] = {}
         self._add_series({})
 
@@ -38,9 +41,7 @@ class Metrics:
 
     def observe(self, name: str, seconds: float, weight: int = 1) -> None:
         """Count an observation in a histogram `weight` times."""
-        histogram = self._series[name,]
-        for _ in range(weight):
-            histogram.observe(seconds)
+        self._series[name,].observe(seconds, weight)
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes (of type CONTENT_TYPE)."""
@@ -83,13 +84,16 @@ class Metrics:
             self.inc(name, by=total - before)
             self._totals[key] = total
 
-    def _new_family(self, metric: Metric) -> Counter | Gauge | Histogram:
+    def _new_family(self, metric: Metric) -> Counter | Gauge:
         names = ["model_name", *metric.labels]
         if metric.kind == "counter":
             return Counter(metric.full_name, metric.help, names, registry=self._registry)
-        if metric.kind == "gauge":
-            return Gauge(metric.full_name, metric.help, names, registry=self._registry)
-        return Histogram(metric.full_name, metric.help, names, registry=self._registry, buckets=metric.buckets)
+        return Gauge(metric.full_name, metric.help, names, registry=self._registry)
+
+    def _new_histogram(self, metric: Metric) -> Histogram:
+        histogram = Histogram(metric.full_name, metric.help, ("model_name", self._model_name), metric.buckets)
+        self._registry.register(histogram)
+        return histogram
 
     def _add_series(self, more_values: Mapping[str, tuple[str, ...]]) -> None:
         """Make every series whose label values are known, each at 0."""

@@ -9,7 +9,8 @@ from ..common.finish_reason import FINISH_ABORT, FINISH_LENGTH
 from ..common.messages import StrEnd
 from .accounting import error_code
 from .api_error import APIError
-from .req_state import CLIENT_ABORT, Generation, Output, ReqState
+from .req_state import CLIENT_ABORT, Generation, ReqState
+from .sse import TEXT, EventTemplate, encode_event
 
 FINGERPRINT = f"millstream-{__version__}"
 
@@ -21,8 +22,14 @@ class Format(Protocol):
     object: str
     chunk_object: str
 
-    def chunk_choices(self, req: ReqState, output: Output, *, is_first: bool) -> list[dict[str, Any]]:
-        """The choices, one a chunk, that bring an output."""
+    def first_choices(self, index: int) -> list[dict[str, Any]]:
+        """What comes ahead of the first text, one choice a chunk."""
+
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        """Some text, and no end."""
+
+    def last_choices(self, index: int, text: str, end: StrEnd) -> list[dict[str, Any]]:
+        """The last text and the end, one choice a chunk."""
 
     def choice(self, index: int, text: str, end: StrEnd) -> dict[str, Any]:
         """The choice of a whole response."""
@@ -35,16 +42,18 @@ class ChatFormat:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def chunk_choices(self, req: ReqState, output: Output, *, is_first: bool) -> list[dict[str, Any]]:
+    def first_choices(self, index: int) -> list[dict[str, Any]]:
         """See Format."""
-        choices = []
-        if is_first:
-            choices.append(_chat_delta({"role": "assistant", "content": ""}))
-        if output.text:
-            choices.append(_chat_delta({"content": output.text}))
-        if output.end is not None:
-            choices.append(_chat_delta({}) | finish_fields(output.end))
-        return choices
+        return [_chat_delta({"role": "assistant", "content": ""})]
+
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        """See Format."""
+        return _chat_delta({"content": text})
+
+    def last_choices(self, index: int, text: str, end: StrEnd) -> list[dict[str, Any]]:
+        """See Format."""
+        last = _chat_delta({}) | finish_fields(end)
+        return [self.text_choice(index, text), last] if text else [last]
 
     def choice(self, index: int, text: str, end: StrEnd) -> dict[str, Any]:
         """See Format."""
@@ -59,12 +68,17 @@ class CompletionFormat:
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def chunk_choices(self, req: ReqState, output: Output, *, is_first: bool) -> list[dict[str, Any]]:
+    def first_choices(self, index: int) -> list[dict[str, Any]]:
         """See Format."""
-        if output.end is not None:
-            return [self.choice(req.index, output.text, output.end)]
-        choice = {"index": req.index, "text": output.text, "logprobs": None, "finish_reason": None}
-        return [choice] if output.text else []
+        return []
+
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        """See Format."""
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def last_choices(self, index: int, text: str, end: StrEnd) -> list[dict[str, Any]]:
+        """See Format."""
+        return [self.choice(index, text, end)]
 
     def choice(self, index: int, text: str, end: StrEnd) -> dict[str, Any]:
         """See Format."""
@@ -127,24 +141,22 @@ class OpenAIResponse:
         choices = [self._style.choice(index, texts[index], end) for index, end in enumerate(ends)]
         return self._head(self._style.object) | {"choices": choices, "usage": usage(ends)}
 
-    async def events(self, generation: Generation, *, include_usage: bool) -> AsyncGenerator[list[Any], None]:
-        """Chunks as outputs come; all that came together leaves together. APIError at a failure."""
+    async def events(self, generation: Generation, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
+        """Encoded chunks as outputs come; all that came together leaves together. APIError at a failure."""
         head = self._head(self._style.chunk_object) | ({"usage": None} if include_usage else {})
-        started: set[int] = set()
+        streams: dict[int, ChoiceStream] = {}
         while not generation.done:
             req, output = await generation.next()
             error = failure(req, output.end)
-            if error is not None and not started:
+            if error is not None and not streams:
                 raise error
-            shown = output if error is None else Output(output.text, output.token_ids, None)
-            choices = self._style.chunk_choices(req, shown, is_first=req.index not in started)
-            started.add(req.index)
-            if choices:
-                yield [head | {"choices": [choice]} for choice in choices]
+            stream = streams.get(req.index) or streams.setdefault(req.index, ChoiceStream(self._style, head, req.index))
+            if chunks := stream.chunks(output.text, output.end if error is None else None):
+                yield chunks
             if error is not None:
                 raise error
         if include_usage:
-            yield [head | {"choices": [], "usage": usage(final_ends(generation))}]
+            yield encode_event(head | {"choices": [], "usage": usage(final_ends(generation))})
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -154,6 +166,30 @@ class OpenAIResponse:
             "model": self._model,
             "system_fingerprint": FINGERPRINT,
         }
+
+
+class ChoiceStream:
+    """The chunks of one choice; `head` is what all chunks of the call begin with."""
+
+    def __init__(self, style: Format, head: dict[str, Any], index: int) -> None:
+        self._style = style
+        self._head = head
+        self._index = index
+        self._opening = self._encode(style.first_choices(index))
+        self._text_chunk = EventTemplate(self._chunk(style.text_choice(index, TEXT)))
+
+    def chunks(self, text: str, end: StrEnd | None) -> bytes:
+        """The chunks that bring this text, and the end where it is there; may be none."""
+        opening, self._opening = self._opening, b""
+        if end is not None:
+            return opening + self._encode(self._style.last_choices(self._index, text, end))
+        return opening + self._text_chunk.fill(text) if text else opening
+
+    def _encode(self, choices: list[dict[str, Any]]) -> bytes:
+        return b"".join([encode_event(self._chunk(choice)) for choice in choices])
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return self._head | {"choices": [choice]}
 
 
 def final_ends(generation: Generation) -> list[StrEnd]:

@@ -6,7 +6,7 @@ from collections import deque
 import msgspec
 
 from ..common.finish_reason import FINISH_ABORT
-from ..common.messages import RequestStats, StrEnd, StrOutput, unpack_int32
+from ..common.messages import Int32s, RequestStats, StrEnd, StrOutput
 from .api_error import RETRY_SECONDS
 from .call import Call
 
@@ -17,7 +17,7 @@ class Output(msgspec.Struct):
     """What has come of a request since it was last asked."""
 
     text: str
-    token_ids: list[int]
+    token_ids: Int32s
     end: StrEnd | None
 
 
@@ -40,7 +40,7 @@ class ReqState:
         self.retry_seconds = RETRY_SECONDS  # when to come back, if it was refused
         self.has_news = False
         self._text: list[str] = []
-        self._token_ids: list[bytes] = []
+        self._token_ids: list[Int32s] = []
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class ReqState:
 
     def take(self) -> Output:
         """All that has come since the last call."""
-        output = Output("".join(self._text), unpack_int32(b"".join(self._token_ids)), self.end)
+        output = Output("".join(self._text), b"".join(self._token_ids), self.end)
         self._text.clear()
         self._token_ids.clear()
         self.has_news = False

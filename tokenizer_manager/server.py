@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -102,6 +103,7 @@ class Server:
         self._renderer.start(self._model.chat_templates or tokenizer.chat_templates, tokenizer.special_tokens)
         self._manager.set_tokenizer(tokenizer)
         await first(self._manager.wait_until_ready(), self._launcher.wait_for_failure())
+        gc.freeze()  # what is loaded stays: a collection that walked it would hold up every stream
         print_ready(_url(self._listener), self._model.name)
 
     async def _drain(self) -> int:

@@ -125,18 +125,21 @@ class TokenizerManager(ServerStatus):
             logger.warning("request %s: an output came for a request that is not there", output.rid)
             return
         req, generation = found
-        num_tokens = len(output.token_ids) // 4
-        self._queue.on_output(req.rid)
-        if num_tokens:
-            self.last_output = now
-            req.first_output = req.first_output or now
-        if req.stream and num_tokens:
-            observe_output(self.metrics, req, num_tokens, now)
+        if not req.first_output:
+            self._queue.on_output(req.rid)
+        if output.token_ids:
+            self._on_tokens(req, len(output.token_ids) // 4, now)
         req.put(output)
         if output.end is not None:
             self._finish(req, generation)
         else:
             generation.notify(req)
+
+    def _on_tokens(self, req: ReqState, num_tokens: int, now: float) -> None:
+        self.last_output = now
+        req.first_output = req.first_output or now
+        if req.stream:
+            observe_output(self.metrics, req, num_tokens, now)
 
     def _finish(self, req: ReqState, generation: Generation) -> None:
         """The final answer of a request is here: forget it, count it, log it, tell its waiter."""
