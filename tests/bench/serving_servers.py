@@ -18,8 +18,9 @@ import psutil
 
 ROOT = Path(__file__).parent.parent.parent
 SERVE_PEER = ROOT / "tests" / "bench" / "peers" / "serve.sh"
-START_SECONDS = 300
+START_SECONDS = 900  # vLLM's first one compiles
 STOP_SECONDS = 30
+POLL_SECONDS = 0.05
 LOG_BYTES = 2000  # of a server that did not start
 OURS = {"ours": (), "ours-w8a8": ("--quantization", "w8a8")}
 PEERS = ("llama", "vllm")
@@ -52,7 +53,7 @@ class RunningServer:
         seconds: dict[str, float] = {}
         for process in (self._process, *self._process.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
-                name = "main" if process == self._process else process.cmdline()[-1]
+                name = "main" if process == self._process else (process.cmdline() or ["?"])[-1]
                 name, times = name if self.is_ours else "all", process.cpu_times()
                 seconds[name] = seconds.get(name, 0.0) + times.user + times.system
         return seconds
@@ -78,7 +79,7 @@ def running(name: str, slots: Slots, flags: tuple[str, ...] = ()) -> Iterator[Ru
                     raise SystemExit(
                         f"{name} did not start (for a peer: tests/bench/peers/setup.sh)\n{_tail(log.fileno())}"
                     )
-                time.sleep(0.05)
+                time.sleep(POLL_SECONDS)
             yield RunningServer(name, port, process, time.monotonic() - began)
         finally:
             _stop(process)
@@ -96,11 +97,14 @@ def _command(name: str, port: int, slots: Slots, flags: tuple[str, ...]) -> list
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Ask it to end; its whole session is killed where it does not."""
+    """Ask it to end; what is left of its session after a while is killed."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
     with suppress(ProcessLookupError):
+        for _ in range(int(STOP_SECONDS / POLL_SECONDS)):
+            os.killpg(process.pid, 0)
+            time.sleep(POLL_SECONDS)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
