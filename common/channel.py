@@ -1,32 +1,27 @@
-"""Channels: one-way links over Unix sockets in the private run directory. The only module that knows their transport.
+"""Channels: ZeroMQ PUSH/PULL pairs over `ipc://` in the private run directory. The only module that knows ZeroMQ.
 
-A frame is a header (its body's length, the boot's instance id, the link's sequence number) and a msgpack body. Each link
-has a socket of its own, bound by its receiver; its sender connects as soon as that is there. A foreign or undecodable
-frame is counted, logged and dropped; a gap in our own sequence means that a message was lost, and raises. Senders never
-block: what a socket does not take stays in a bounded deque, and `is_full` tells the loop to take no new work.
-
-The loops read and write their sockets themselves: a hop wakes the receiver and nobody else. (ZeroMQ's I/O threads make
-that four wake-ups a hop, on cores that the workers need.)
+A frame is a 16-byte header (the boot's instance id, the link's sequence number) and a msgpack body. Each link has a
+socket of its own, bound by its receiver. A foreign or undecodable frame is counted, logged and dropped; a gap in our
+own sequence means that a message was lost, and raises. Senders never block: what a socket does not take stays in a
+bounded deque, and `is_full` tells the loop to take no new work.
 """
 
 import logging
-import select
-import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import zmq
 
 from .links import AnyMessage, Link
 
-HEADER = struct.Struct("<IQQ")
+HEADER = struct.Struct("<QQ")
 MAX_PENDING = 4096
-READ_BYTES = 64 * 1024  # of a link at a time, so that no link keeps the others waiting
-CONNECT_MS = 10  # between attempts to reach a receiver that is not there yet
+SEND_HWM = 1000
+RECEIVE_HWM = 1000
 
 M = TypeVar("M")
 logger = logging.getLogger(__name__)
@@ -37,50 +32,38 @@ class LostMessage(RuntimeError):
 
 
 class Sender:
-    """The sending end of a link. It connects once: where the receiver goes, the server ends, and frames stay here."""
+    """The sending end of a link."""
 
-    def __init__(self, address: str, link: Link, instance_id: int) -> None:
+    def __init__(self, socket: "zmq.Socket[bytes]", link: Link, instance_id: int) -> None:
         self.link = link
-        self.socket: socket.socket | None = None
-        self._address = address
-        self._is_cut = False
+        self._socket = socket
         self._instance_id = instance_id
         self._sequence = 0
-        self._pending: deque[memoryview] = deque()  # the first may be the rest of what was sent
+        self._pending: deque[bytes] = deque()
 
-    def send(self, *messages: AnyMessage) -> None:
-        """Encode and send, or keep for `flush`; never blocks, never drops. Several at once wake the receiver once."""
-        self.send_encoded(*[msgspec.msgpack.encode(message) for message in messages])
+    def send(self, message: AnyMessage) -> None:
+        """Encode and send, or keep for `flush`; never blocks, never drops."""
+        self.send_encoded(msgspec.msgpack.encode(message))
 
-    def send_encoded(self, *bodies: bytes) -> None:
-        """Send bodies that are encoded already (the same bytes go to every rank)."""
-        frames = b"".join([self._next_header(body) + body for body in bodies])
-        self._pending.append(memoryview(frames))
+    def send_encoded(self, body: bytes) -> None:
+        """Send a body that is encoded already (the same bytes go to every rank)."""
+        self._pending.append(HEADER.pack(self._instance_id, self._sequence) + body)
+        self._sequence += 1
         self.flush()
 
     def flush(self) -> bool:
         """Hand waiting frames to the socket; whether none is left."""
-        pending = self._pending
-        if pending and self.socket is None:
-            self._connect()
-        while pending and self.socket is not None:
-            frame = pending[0]
+        while self._pending:
             try:
-                num_sent = self.socket.send(frame)
-            except BlockingIOError:
+                self._socket.send(self._pending[0], zmq.NOBLOCK, copy=True)
+            except zmq.Again:
                 return False
-            except OSError:
-                self.close()
-                return False
-            if num_sent < len(frame):
-                pending[0] = frame[num_sent:]
-                return False
-            pending.popleft()
-        return not pending
+            self._pending.popleft()
+        return True
 
     @property
     def num_pending(self) -> int:
-        """Sends that the socket has not taken whole yet."""
+        """Frames that the socket has not taken yet."""
         return len(self._pending)
 
     @property
@@ -88,104 +71,48 @@ class Sender:
         """Whether the loop must take no new work until the link drains."""
         return len(self._pending) >= MAX_PENDING
 
-    @property
-    def may_connect(self) -> bool:
-        """Whether the receiver has not been there yet."""
-        return self.socket is None and not self._is_cut
-
-    def close(self) -> None:
-        """Send nothing any more; what the socket has taken still arrives."""
-        self._is_cut = True
-        if self.socket is not None:
-            self.socket.close()
-            self.socket = None
-
-    def _next_header(self, body: bytes) -> bytes:
-        self._sequence += 1
-        return HEADER.pack(len(body), self._instance_id, self._sequence - 1)
-
-    def _connect(self) -> None:
-        if self._is_cut:
-            return
-        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connected.setblocking(False)
-        try:
-            connected.connect(self._address)
-        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-            connected.close()
-        else:
-            self.socket = connected
-
-
-class _Connection:
-    """What has come of a sender and is no whole frame yet."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
-        self.unread = bytearray()
-
 
 class Receiver(Generic[M]):
     """The receiving end of a link: decodes one closed union."""
 
-    def __init__(self, link: Link, instance_id: int, union: Any) -> None:
+    def __init__(self, socket: "zmq.Socket[bytes]", link: Link, instance_id: int, union: Any) -> None:
         self.link = link
         self.num_dropped = 0
+        self._socket = socket
         self._instance_id = instance_id
         self._sequence = 0
         self._decoder = msgspec.msgpack.Decoder(union)
-        self._readable: dict[_Connection, None] = {}
 
-    def on_readable(self, connection: _Connection) -> None:
-        """`drain` will find something there."""
-        self._readable[connection] = None
-
-    def drain(self) -> list[M]:
-        """The messages that `Hub.wait` has seen coming; never blocks. Raises LostMessage on a sequence gap.
-
-        Of a link that is far behind this is a part; the next `wait` returns at once.
-        """
+    def drain(self, limit: int = 10_000) -> list[M]:
+        """All messages that have arrived, up to `limit`; never blocks. Raises LostMessage on a sequence gap."""
         messages: list[M] = []
-        for connection in self._readable:
-            self._read(connection, messages)
-        self._readable.clear()
+        for _ in range(limit):
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            message = self._decode(frame)
+            if message is not None:
+                messages.append(message)
         return messages
 
-    def _read(self, connection: _Connection, messages: list[M]) -> None:
+    def _decode(self, frame: bytes) -> M | None:
+        if len(frame) < HEADER.size:
+            self._drop("it is shorter than a header")
+            return None
+        instance_id, sequence = HEADER.unpack_from(frame)
+        if instance_id != self._instance_id:
+            self._drop("its instance id is not this boot's")
+            return None
+        if sequence != self._sequence:
+            raise LostMessage(f"link {self.link.name}: expected message {self._sequence}, got {sequence}")
+        self._sequence += 1
         try:
-            data = connection.socket.recv(READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:  # the sender has gone; whoever watches it will say so
-            connection.socket.close()
-            return
-        connection.unread += data
-        if not self._cut(connection.unread, messages):
-            connection.socket.close()
-
-    def _cut(self, unread: bytearray, messages: list[M]) -> bool:
-        """Take the whole frames from the front. False for a foreign frame: nobody knows where it ends."""
-        start = 0
-        while len(unread) - start >= HEADER.size:
-            size, instance_id, sequence = HEADER.unpack_from(unread, start)
-            if instance_id != self._instance_id:
-                self._drop("its instance id is not this boot's")
-                return False
-            body_start = start + HEADER.size
-            if body_start + size > len(unread):
-                break
-            if sequence != self._sequence:
-                raise LostMessage(f"link {self.link.name}: expected message {self._sequence}, got {sequence}")
-            self._sequence += 1
-            start = body_start + size
-            try:
-                messages.append(self._decoder.decode(unread[body_start:start]))
-            except msgspec.MsgspecError as error:
-                self._drop(str(error))
-        del unread[:start]
-        return True
+            message: M = self._decoder.decode(memoryview(frame)[HEADER.size :])
+        except msgspec.MsgspecError as error:
+            self._drop(str(error))
+            return None
+        return message
 
     def _drop(self, why: str) -> None:
         self.num_dropped += 1
@@ -199,48 +126,55 @@ class Hub:
     def __init__(self, run_dir: Path, instance_id: int) -> None:
         self._run_dir = run_dir
         self._instance_id = instance_id
-        self._epoll = select.epoll()
-        self._watched: dict[int, tuple[socket.socket, Callable[[], object]]] = {}  # by descriptor
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
         self._senders: list[Sender] = []
         self._receivers: list[Receiver[Any]] = []
 
     def open_sender(self, link: Link) -> Sender:
         """Connect to a link; its receiver may bind later."""
-        sender = Sender(self._address(link), link, self._instance_id)
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, SEND_HWM)
+        socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        socket.setsockopt(zmq.LINGER, 500)
+        socket.connect(self._address(link))
+        sender = Sender(socket, link, self._instance_id)
         self._senders.append(sender)
         return sender
 
     def open_receiver(self, link: Link, union: type[M] | Any) -> Receiver[M]:
         """Bind a link and decode the messages of `union` from it."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(self._address(link))
-        listener.listen()
-        receiver: Receiver[M] = Receiver(link, self._instance_id, union)
+        socket = self._context.socket(zmq.PULL)
+        socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(self._address(link))
+        self._poller.register(socket, zmq.POLLIN)
+        receiver: Receiver[M] = Receiver(socket, link, self._instance_id, union)
         self._receivers.append(receiver)
-        self._watch(listener, partial(self._accept, listener, receiver))
         return receiver
 
     def wait(self, timeout_ms: int | None = None) -> None:
         """Flush what waits to be sent, then block until a message arrives, a full link takes more, or the timeout."""
-        blocked = [sender for sender in self._senders if sender.num_pending and not sender.flush()]
-        if any(sender.may_connect for sender in blocked):
-            timeout_ms = CONNECT_MS if timeout_ms is None else min(timeout_ms, CONNECT_MS)
-        full = [sender.socket for sender in blocked if sender.socket is not None]
-        for each in full:
-            self._epoll.register(each, select.EPOLLOUT)
-        for descriptor, _ in self._epoll.poll(None if timeout_ms is None else timeout_ms / 1000):
-            if descriptor in self._watched:
-                _, on_readable = self._watched[descriptor]
-                on_readable()
-        for each in full:
-            self._epoll.unregister(each)
+        blocked = [sender for sender in self._senders if not sender.flush()]
         for sender in blocked:
+            self._poller.register(sender._socket, zmq.POLLOUT)
+        self._poller.poll(timeout_ms)
+        for sender in blocked:
+            self._poller.unregister(sender._socket)
             sender.flush()
 
+    def watch(self, add_reader: Callable[[int, Callable[[], None]], None], callback: Callable[[], None]) -> None:
+        """For an event loop: call `callback` when a message may have arrived.
+
+        The descriptors are edge-triggered: the callback must `drain` every receiver until it is empty.
+        """
+        for file_descriptor in self.file_descriptors:
+            add_reader(file_descriptor, callback)
+
     @property
-    def file_descriptor(self) -> int:
-        """What an event loop watches: readable as long as `wait` has something to return for."""
-        return self._epoll.fileno()
+    def file_descriptors(self) -> list[int]:
+        """What an event loop watches: one descriptor for each receiver."""
+        return [int(receiver._socket.getsockopt(zmq.FD)) for receiver in self._receivers]
 
     @property
     def is_full(self) -> bool:
@@ -249,7 +183,7 @@ class Hub:
 
     @property
     def num_pending(self) -> int:
-        """Sends waiting in all senders."""
+        """Frames waiting in all senders."""
         return sum(sender.num_pending for sender in self._senders)
 
     @property
@@ -258,21 +192,8 @@ class Hub:
         return sum(receiver.num_dropped for receiver in self._receivers)
 
     def close(self) -> None:
-        """Close all sockets; frames that they have taken still arrive."""
-        for sender in self._senders:
-            sender.close()
-        for readable, _ in self._watched.values():
-            readable.close()
-        self._epoll.close()
-
-    def _accept(self, listener: socket.socket, receiver: Receiver[Any]) -> None:
-        connected, _ = listener.accept()
-        self._watch(connected, partial(receiver.on_readable, _Connection(connected)))
-
-    def _watch(self, readable: socket.socket, on_readable: Callable[[], object]) -> None:
-        readable.setblocking(False)
-        self._watched[readable.fileno()] = readable, on_readable
-        self._epoll.register(readable, select.EPOLLIN)
+        """Close all sockets; frames already handed over get half a second to leave."""
+        self._context.destroy()
 
     def _address(self, link: Link) -> str:
-        return str(self._run_dir / link.name)
+        return f"ipc://{self._run_dir / link.name}"

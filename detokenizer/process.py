@@ -45,7 +45,7 @@ def event_loop(
         if hub.is_full:
             time.sleep(BACK_PRESSURE_SECONDS)
             continue
-        for message in tokens.drain():
+        for message in tokens.drain(limit=64):
             done = detokenizer.handle(message)
             for text_ended in done.text_ends:
                 to_scheduler.send(text_ended)

@@ -62,9 +62,10 @@ class Launcher:
 
     def start(self) -> None:
         """Start the children and listen to them."""
-        self._loop.add_reader(self._hub.file_descriptor, self._on_readable)
+        self._hub.watch(self._loop.add_reader, self._on_readable)
         self._children.start()
         self._children.watch(self.fail)
+        self._on_readable()
 
     def send(self, message: ToScheduler) -> None:
         """Send to the scheduler; never blocks. What its socket does not take is flushed by a timer."""
@@ -103,15 +104,16 @@ class Launcher:
             self._flush_timer.cancel()
         os.close(self._lock)  # so that the last child removes the directory, also if we are killed meanwhile
         await self._children.stop()
-        self._loop.remove_reader(self._hub.file_descriptor)
+        for fd in self._hub.file_descriptors:
+            self._loop.remove_reader(fd)
         self._hub.close()
         shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def _on_readable(self) -> None:
         try:
-            self._hub.wait(0)
-            for message in (*self._from_scheduler.drain(), *self._from_detokenizer.drain()):
-                self._receive(message)
+            while messages := [*self._from_scheduler.drain(), *self._from_detokenizer.drain()]:
+                for message in messages:
+                    self._receive(message)
         except LostMessage as error:
             self.fail(str(error))
         except Exception as error:

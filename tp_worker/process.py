@@ -35,8 +35,9 @@ def run_batches(hub: Hub, batches: Receiver[ScheduleBatch], to_scheduler: Sender
         hub.wait()
         for batch in batches.drain():
             result = worker.run_step(batch)
-            ack = StepAck(rank, batch.step, hub.num_dropped)
-            to_scheduler.send(*([ack] if result is None else [result, ack]))
+            if result is not None:
+                to_scheduler.send(result)
+            to_scheduler.send(StepAck(rank, batch.step, hub.num_dropped))
         if hub.is_full:
             raise RuntimeError(f"the scheduler takes no results: {hub.num_pending} messages are waiting")
 

@@ -34,6 +34,7 @@ HOMES: dict[str, Callable[[Path], bool]] = {
     "triton": lambda path: folder_of(path) == "kernels",
     "aiohttp": lambda path: folder_of(path) == "tokenizer_manager",
     "uvloop": lambda path: folder_of(path) == "tokenizer_manager",
+    "zmq": lambda path: name_of(path) == "common/channel.py",
     "pickle": lambda path: False,
     "cloudpickle": lambda path: False,
     "dill": lambda path: False,
