@@ -307,9 +307,22 @@ def check_args(args: ServerArgs) -> ServerArgs:
     if args.page_size & (args.page_size - 1):
         raise ConfigError(f"--page-size must be a power of two, not {args.page_size}")
     _check_scheduling(args)
+    _check_quantization(args)
     if args.max_total_tokens is not None and args.max_total_tokens < args.page_size:
         raise ConfigError(f"--max-total-tokens must hold at least one page of {args.page_size} tokens")
     return args
+
+
+def _check_quantization(args: ServerArgs) -> None:
+    """Refuse formats that nothing multiplies there."""
+    if args.quantization in ("auto", "none"):
+        return
+    if args.device == "cuda":
+        raise ConfigError(f"--quantization {args.quantization} is not built for --device cuda yet, only for cpu")
+    if args.kernel_backend == "torch":
+        raise ConfigError(
+            f"--quantization {args.quantization} needs the C operators that --kernel-backend torch switches off"
+        )
 
 
 def _check_scheduling(args: ServerArgs) -> None:

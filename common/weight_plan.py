@@ -76,7 +76,9 @@ def resolve_quantization(args: ServerArgs, device: str, dtype: str) -> str:
     asked = args.quantization not in (AUTO, NONE)
     if device != "cpu":
         if asked:
-            raise ConfigError(f"--quantization {args.quantization} is not built for --device {device} yet, only for cpu")
+            raise ConfigError(
+                f"--quantization {args.quantization} is not built for --device {device} yet, only for cpu"
+            )
         return NONE
     if asked and dtype == "float16":
         raise ConfigError(f"--quantization {args.quantization} needs --dtype bfloat16 or float32 on CPU, not float16")
@@ -90,7 +92,7 @@ def resolve_quantization(args: ServerArgs, device: str, dtype: str) -> str:
 def plan_linears(config: ModelConfig, plan: ShardPlan, quantization: str) -> dict[str, LinearPlan]:
     """The linear layers of one rank by the name of their first weight; `quantization` is what the flag says."""
     shards = tensor_shards(config, plan)
-    linears = {}
+    linears: dict[str, LinearPlan] = {}
     for names in _linear_names(config):
         is_head = len(linears) == 4 * config.num_layers
         num_rows = plan.padded_vocab if is_head else sum(shards[name].rows.size for name in names)
@@ -133,7 +135,8 @@ def weight_lines(plan: WeightPlan) -> dict[str, str]:
         formats = Counter(f"{each.format}{', as stored' if each.is_stored else ''}" for each in quantised)
         counts = "; ".join(f"{count} layers {form}" for form, count in sorted(formats.items()))
         lines["quantised layers"] = f"{_mb(plan.quantised_bytes())} ({counts})"
-    lines["dense layers"] = _dense_line(plan, quantised)
+    if len(quantised) < len(plan.linears) or quantised[0].format != W8A8:
+        lines["dense layers"] = _dense_line(plan, quantised)
     others = [linear for linear in plan.linears if linear.why]
     if others:
         reasons = "; ".join(f"{count}: {why}" for why, count in Counter(each.why for each in others).items())
@@ -148,7 +151,9 @@ def _dense_line(plan: WeightPlan, quantised: list[LinearPlan]) -> str:
     limit = f"half of the {_mb(plan.left_bytes)} that the KV cache leaves"
     if plan.keeps_dense:
         return f"{_mb(plan.dense_bytes())}, a second copy for steps of many tokens: all weights fit in {limit}"
-    return f"{_mb(plan.dense_bytes())}, no second copy: all weights would take {_mb(both.num_bytes())}, more than {limit}"
+    return (
+        f"{_mb(plan.dense_bytes())}, no second copy: all weights would take {_mb(both.num_bytes())}, more than {limit}"
+    )
 
 
 def _mb(num_bytes: int) -> str:

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "cpu_scratch.h"
 #include "cpu_team.h"
 #include "cpu_vector.h"
 
@@ -13,6 +14,7 @@
 #define TILE (GROUP * TILE_GROUPS) /* keys of one step of the online softmax; tiles lie at multiples of TILE */
 #define SPLIT 512                  /* keys after which a request's work is split, */
 #define MAX_SPLITS 16              /* into so many parts at most: constants, whatever the batch */
+#define REQUESTS_FOR_ALL_HEADS 4   /* for each thread: so many make items enough */
 #define BLOCK_ROWS 96              /* query rows (queries x heads of a group) that share a tile */
 
 /* The register block of the products: ROWS rows of VECTORS vectors, with room for the operands. */
@@ -58,16 +60,16 @@ typedef struct {
     float *partials; /* [queries, max_splits, heads, head_dim + 2]; unused where max_splits is 1 */
     const int32_t *page_table, *query_starts, *kv_lens;
     int64_t num_requests, num_heads, num_kv_heads, head_dim, page_size, table_stride, q_stride;
-    int64_t max_splits; /* of any request: no fewer than MAX_SPLITS or what its page table can hold */
+    int64_t max_splits; /* no fewer than any request has */
     int64_t window;     /* 0: none */
     float scale;
     float soft_cap; /* 0: none */
 } attention_args;
 
-/* Some queries of a request and one KV head, over keys [first_key, end_key). `split`: where the item leaves its
-   unnormalised result, because others share its queries; -1 where it is alone. Queries are numbered within the request. */
+/* Some queries of a request (numbered within it) and some KV heads, over keys [first_key, end_key). `split`: where the
+   item leaves its unnormalised result, because others share its queries; -1 where it is alone. */
 typedef struct {
-    int64_t request, kv_head, first_query, num_queries, first_key, end_key, split;
+    int64_t request, kv_head, num_kv_heads, first_query, num_queries, first_key, end_key, split;
 } work_item;
 
 /* How one request is cut, the same whatever else is in the batch. */
@@ -106,50 +108,43 @@ static request_plan plan_request(const attention_args *a, int64_t request) {
     return plan;
 }
 
-static int64_t count_items(const attention_args *a) {
+/* KV heads of an item. Those of a page lie behind each other, so many requests of one query take them together: memory
+   streams better. Results are the same. */
+static int64_t heads_per_item(const attention_args *a, int64_t num_threads) {
+    return !a->query_starts && a->num_requests >= REQUESTS_FOR_ALL_HEADS * num_threads ? a->num_kv_heads : 1;
+}
+
+static int64_t count_items(const attention_args *a, int64_t heads_each) {
     int64_t count = 0;
     for (int64_t request = 0; request < a->num_requests; request++) {
         request_plan plan = plan_request(a, request);
-        count += plan.num_blocks * plan.num_splits * a->num_kv_heads;
+        count += plan.num_blocks * plan.num_splits * (a->num_kv_heads / heads_each);
     }
     return count;
 }
 
 /* Item `number` of count_items. The longest items of a request come first. */
-static void find_item(const attention_args *a, int64_t number, work_cursor *cursor, work_item *item) {
+static work_item find_item(const attention_args *a, int64_t heads_each, int64_t number, work_cursor *cursor) {
     if (number < cursor->first_item) *cursor = (work_cursor){0};
-    for (;; cursor->request++) {
-        request_plan plan = plan_request(a, cursor->request);
-        int64_t each = plan.num_blocks * plan.num_splits, local = number - cursor->first_item;
-        if (local >= each * a->num_kv_heads) {
-            cursor->first_item += each * a->num_kv_heads;
-            continue;
-        }
-        int64_t block = queries_per_block(a), part = local % each, prefix = plan.kv_len - plan.num_queries;
-        int64_t first = (plan.num_blocks - 1 - part / plan.num_splits) * block, left = plan.num_queries - first;
-        int64_t split = plan.first_split + part % plan.num_splits, count = left < block ? left : block;
-        int64_t first_key = first_visible(a, prefix + first), end_key = prefix + first + count;
-        if (plan.num_splits > 1) {
-            int64_t start = split * plan.split_len, end = start + plan.split_len;
-            if (first_key < start) first_key = start;
-            if (end_key > end) end_key = end;
-        }
-        *item = (work_item){cursor->request, local / each,  first, count, first_key,
-                            end_key,         plan.num_splits > 1 ? part % plan.num_splits : -1};
-        return;
+    request_plan plan = plan_request(a, cursor->request);
+    int64_t each = plan.num_blocks * plan.num_splits;
+    while (number >= cursor->first_item + each * (a->num_kv_heads / heads_each)) {
+        cursor->first_item += each * (a->num_kv_heads / heads_each);
+        plan = plan_request(a, ++cursor->request);
+        each = plan.num_blocks * plan.num_splits;
     }
-}
-
-/* Each thread's scratch memory, kept between calls; NULL where there is none. */
-static void *thread_scratch(int64_t num_bytes) {
-    static _Thread_local void *memory;
-    static _Thread_local int64_t size;
-    if (size < num_bytes) {
-        free(memory);
-        memory = aligned_alloc(64, (num_bytes + 63) / 64 * 64);
-        size = memory ? num_bytes : 0;
+    int64_t local = number - cursor->first_item, part = local % each, prefix = plan.kv_len - plan.num_queries;
+    int64_t block = queries_per_block(a), first = (plan.num_blocks - 1 - part / plan.num_splits) * block;
+    int64_t count = plan.num_queries - first < block ? plan.num_queries - first : block;
+    int64_t first_key = first_visible(a, prefix + first), end_key = prefix + first + count;
+    work_item item = {cursor->request, local / each * heads_each, heads_each, first, count, first_key, end_key, -1};
+    if (plan.num_splits > 1) {
+        item.split = part % plan.num_splits;
+        int64_t start = (plan.first_split + item.split) * plan.split_len, end = start + plan.split_len;
+        if (item.first_key < start) item.first_key = start;
+        if (item.end_key > end) item.end_key = end;
     }
-    return memory;
+    return item;
 }
 
 #endif

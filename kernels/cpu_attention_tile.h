@@ -33,12 +33,12 @@ INLINE vf NAME(multiply_add)(vf sum, FACTORS a, FACTORS b) { return sum + a * b;
 #define EXPAND (WIDTH > PAIR) /* the cache's pairs become two floats */
 #define INTO_L2 2 /* __builtin_prefetch: more loads are under way at once than into the first cache */
 
-/* The rows of a tile: group j's row i starts at k[j] + i * k_stride[j] (PAIR elements of the head dim for each of GROUP
-   keys), or at v[j] + i * head_dim * PAIR (PAIR keys for each element of the head dim). The rows `ahead` are fetched into
-   the cache meanwhile: those of the tile that comes next, or what is there already. */
+/* The rows of a tile: group j's row i starts at k[j] + i * k_stride (PAIR elements of the head dim for each of GROUP
+   keys), or at v[j] + i * head_dim * PAIR (PAIR keys for each element of the head dim). The rows `ahead` are fetched
+   into the cache meanwhile: those of the tile that comes next, or what is there already. */
 typedef struct {
     const FACTOR *k[TILE_GROUPS], *v[TILE_GROUPS], *k_ahead[TILE_GROUPS], *v_ahead[TILE_GROUPS];
-    int64_t k_stride[TILE_GROUPS], ahead_stride;
+    int64_t k_stride, ahead_stride;
 } NAME(tile);
 
 /* Copies words (a pair of bf16, or one float) of which `used` (0..WIDTH) elements count into rows `stride` apart. */
@@ -77,15 +77,15 @@ INLINE void NAME(copy_v_row)(FACTOR *v_copy, const ELEMENT *from, int64_t key, i
 
 /* Copies a group's keys (unless k_copy is NULL) and values; values past the request's length become zeros, whatever
    their slots hold, because 0 * NaN is NaN; scores of keys past it are not looked at. */
-static void NAME(copy_group)(const attention_args *a, const work_item *item, int64_t first_key, FACTOR *k_copy,
-                             FACTOR *v_copy) {
-    int64_t page_size = a->page_size, dim = a->head_dim, left = a->kv_lens[item->request] - first_key;
+static void NAME(copy_group)(const attention_args *a, int64_t request, int64_t kv_head, int64_t first_key,
+                             FACTOR *k_copy, FACTOR *v_copy) {
+    int64_t page_size = a->page_size, dim = a->head_dim, left = a->kv_lens[request] - first_key;
     int64_t run = page_size < GROUP ? page_size : GROUP, v_width = page_size < WIDTH ? page_size : WIDTH;
     for (int64_t key = 0; key < GROUP; key += run) {
         int64_t slot = (first_key + key) % page_size, count = left - key < run ? left - key : run;
-        const int32_t *pages = a->page_table + item->request * a->table_stride;
+        const int32_t *pages = a->page_table + request * a->table_stride;
         int64_t page = count > 0 ? pages[(first_key + key) / page_size] : 0;
-        int64_t offset = (page * a->num_kv_heads + item->kv_head) * page_size * dim;
+        int64_t offset = (page * a->num_kv_heads + kv_head) * page_size * dim;
         const ELEMENT *k = (const ELEMENT *)a->k_cache + offset, *v = (const ELEMENT *)a->v_cache + offset;
         for (int64_t d = 0; k_copy && d < dim && count > 0; d += WIDTH)
             NAME(copy_words)(k_copy + (d / PAIR * GROUP + key) * PAIR, k + (d / WIDTH * page_size + slot) * WIDTH,
@@ -98,9 +98,9 @@ static void NAME(copy_group)(const attention_args *a, const work_item *item, int
 }
 
 /* Where a group of keys lies in the cache, if its page holds all of it. */
-INLINE int64_t NAME(group_offset)(const attention_args *a, const work_item *item, int64_t first_key) {
-    int64_t page = a->page_table[item->request * a->table_stride + first_key / a->page_size];
-    return (page * a->num_kv_heads + item->kv_head) * a->page_size * a->head_dim;
+INLINE int64_t NAME(group_offset)(const attention_args *a, int64_t request, int64_t kv_head, int64_t first_key) {
+    int64_t page = a->page_table[request * a->table_stride + first_key / a->page_size];
+    return (page * a->num_kv_heads + kv_head) * a->page_size * a->head_dim;
 }
 
 INLINE void NAME(fetch_nothing)(NAME(tile) *tile) {
@@ -110,31 +110,33 @@ INLINE void NAME(fetch_nothing)(NAME(tile) *tile) {
 }
 
 /* The tile at `first_key`. */
-static void NAME(load_tile)(const attention_args *a, const work_item *item, int64_t first_key, int64_t num_groups,
-                            FACTOR *k_copies, FACTOR *v_copies, NAME(tile) *tile) {
-    int64_t page_size = a->page_size, dim = a->head_dim, kv_len = a->kv_lens[item->request];
+static void NAME(load_tile)(const attention_args *a, int64_t request, int64_t kv_head, int64_t first_key,
+                            int64_t num_groups, FACTOR *k_copies, FACTOR *v_copies, NAME(tile) *tile) {
+    int64_t page_size = a->page_size, dim = a->head_dim, kv_len = a->kv_lens[request];
     int is_in_place = !EXPAND && page_size >= GROUP;
+    tile->k_stride = (is_in_place ? page_size : GROUP) * PAIR;
     for (int64_t j = 0; j < num_groups; j++, first_key += GROUP) {
         FACTOR *k_copy = k_copies + j * GROUP * dim, *v_copy = v_copies + j * GROUP * dim;
-        int64_t slot = first_key % page_size, offset = is_in_place ? NAME(group_offset)(a, item, first_key) : 0;
+        int64_t slot = first_key % page_size, offset = 0;
+        if (is_in_place) offset = NAME(group_offset)(a, request, kv_head, first_key);
         tile->k[j] = is_in_place ? (const FACTOR *)a->k_cache + offset + slot * PAIR : k_copy;
         tile->v[j] = is_in_place ? (const FACTOR *)a->v_cache + offset + slot * dim : v_copy;
-        tile->k_stride[j] = (is_in_place ? page_size : GROUP) * PAIR;
         if (is_in_place && first_key + GROUP <= kv_len) continue;
-        NAME(copy_group)(a, item, first_key, is_in_place ? NULL : k_copy, v_copy);
+        NAME(copy_group)(a, request, kv_head, first_key, is_in_place ? NULL : k_copy, v_copy);
         tile->v[j] = v_copy;
     }
     for (int64_t j = num_groups; j < TILE_GROUPS; j++)
-        tile->k[j] = tile->k[0], tile->v[j] = tile->v[0], tile->k_stride[j] = tile->k_stride[0];
+        tile->k[j] = tile->k[0], tile->v[j] = tile->v[0];
     NAME(fetch_nothing)(tile);
 }
 
-/* Another tile's groups are fetched while this one is computed. */
-static void NAME(fetch_ahead)(const attention_args *a, const work_item *item, int64_t first_key, NAME(tile) *tile) {
+/* Groups of another tile are fetched while this one is computed. */
+static void NAME(fetch_ahead)(const attention_args *a, int64_t request, int64_t kv_head, int64_t first_key,
+                              int64_t end_key, NAME(tile) *tile) {
     if (EXPAND || a->page_size < GROUP) return;
     tile->ahead_stride = a->page_size * PAIR;
-    for (int64_t j = 0; j < TILE_GROUPS && first_key < item->end_key; j++, first_key += GROUP) {
-        int64_t slot = first_key % a->page_size, offset = NAME(group_offset)(a, item, first_key);
+    for (int64_t j = 0; j < TILE_GROUPS && first_key < end_key; j++, first_key += GROUP) {
+        int64_t slot = first_key % a->page_size, offset = NAME(group_offset)(a, request, kv_head, first_key);
         tile->k_ahead[j] = (const FACTOR *)a->k_cache + offset + slot * PAIR;
         tile->v_ahead[j] = (const FACTOR *)a->v_cache + offset + slot * a->head_dim;
     }
@@ -147,21 +149,19 @@ INLINE void NAME(score_block)(int num_rows, int num_groups, const FACTOR *q, con
     FACTORS keys[VECTORS];
     const FACTOR *k[PASS_GROUPS], *ahead[PASS_GROUPS];
     for (int j = 0; j < num_groups; j++) k[j] = tile->k[first + j], ahead[j] = tile->k_ahead[first + j];
-    for (int64_t d = 0; d < dim; d += PAIR) {
+    int64_t at = 0, at_ahead = 0;
+    for (int64_t d = 0; d < dim; d += PAIR, at += tile->k_stride, at_ahead += tile->ahead_stride) {
 #pragma GCC unroll 8
         for (int n = 0; n < num_groups * GROUP_VECTORS; n++)
-            keys[n] = LOAD_FACTORS(k[n / GROUP_VECTORS] + n % GROUP_VECTORS * LANES * PAIR);
+            keys[n] = LOAD_FACTORS(k[n / GROUP_VECTORS] + at + n % GROUP_VECTORS * LANES * PAIR);
+#pragma GCC unroll 8
+        for (int j = 0; j < num_groups; j++) __builtin_prefetch(ahead[j] + at_ahead, 0, INTO_L2);
 #pragma GCC unroll 8
         for (int i = 0; i < num_rows; i++) {
             FACTORS query = BROADCAST(q + i * dim + d);
 #pragma GCC unroll 8
             for (int n = 0; n < num_groups * GROUP_VECTORS; n++)
                 sums[i][n] = NAME(multiply_add)(sums[i][n], query, keys[n]);
-        }
-#pragma GCC unroll 8
-        for (int j = 0; j < num_groups; j++) {
-            __builtin_prefetch(ahead[j], 0, INTO_L2);
-            k[j] += tile->k_stride[first + j], ahead[j] += tile->ahead_stride;
         }
     }
 #pragma GCC unroll 8
@@ -171,7 +171,7 @@ INLINE void NAME(score_block)(int num_rows, int num_groups, const FACTOR *q, con
             store_f32(scores + i * TILE + first * GROUP + n * LANES, sums[i][n], LANES);
 }
 
-/* out[i][columns] = out[i][columns] * rescale[i] + p[i] . v, for `num_rows` <= ROWS rows and some vectors of columns. */
+/* out[i][columns] = out[i][columns] * rescale[i] + p[i] . v, for `num_rows` <= ROWS rows, some vectors of columns. */
 INLINE void NAME(value_block)(int num_rows, int num_vectors, const FACTOR *p, const NAME(tile) *tile,
                               int64_t num_groups, int64_t dim, int64_t column, const float *rescale, float *out) {
     vf sums[ROWS][VECTORS];
@@ -203,9 +203,10 @@ INLINE void NAME(value_block)(int num_rows, int num_vectors, const FACTOR *p, co
         for (int n = 0; n < num_vectors; n++) store_f32(out + i * dim + column + n * LANES, sums[i][n], LANES);
 }
 
-/* Both products for a constant number of rows; the numbers of groups and vectors become constants here. */
-INLINE void NAME(score_rows)(int num_rows, int64_t num_groups, const FACTOR *q, const NAME(tile) *tile, int64_t dim,
-                             float *scores) {
+/* Both products of `num_rows` <= ROWS rows. Each number is a function of its own, with constants inside: gcc keeps the
+   sums in registers only where a function has little else to keep. */
+INLINE void NAME(score_groups)(int num_rows, int64_t num_groups, const FACTOR *q, const NAME(tile) *tile, int64_t dim,
+                               float *scores) {
     int first = 0;
     for (; first + PASS_GROUPS <= num_groups; first += PASS_GROUPS)
         NAME(score_block)(num_rows, PASS_GROUPS, q, tile, first, dim, scores);
@@ -217,8 +218,8 @@ INLINE void NAME(score_rows)(int num_rows, int64_t num_groups, const FACTOR *q, 
     }
 #endif
 }
-INLINE void NAME(value_rows)(int num_rows, const FACTOR *p, const NAME(tile) *tile, int64_t num_groups, int64_t dim,
-                             const float *rescale, float *out) {
+INLINE void NAME(value_columns)(int num_rows, int64_t num_groups, const FACTOR *p, const NAME(tile) *tile, int64_t dim,
+                                const float *rescale, float *out) {
     int64_t column = 0;
     for (; column + VECTORS * LANES <= dim; column += VECTORS * LANES)
         NAME(value_block)(num_rows, VECTORS, p, tile, num_groups, dim, column, rescale, out);
@@ -230,3 +231,20 @@ INLINE void NAME(value_rows)(int num_rows, const FACTOR *p, const NAME(tile) *ti
     }
 #endif
 }
+#define PRODUCTS(n) \
+    static __attribute__((noinline)) void NAME(score_##n)(int64_t num_groups, const FACTOR *q, const NAME(tile) *tile, \
+                                                          int64_t dim, float *scores) { \
+        NAME(score_groups)(n, num_groups, q, tile, dim, scores); \
+    } \
+    static __attribute__((noinline)) void NAME(value_##n)(int64_t num_groups, const FACTOR *p, const NAME(tile) *tile, \
+                                                          int64_t dim, const float *rescale, float *out) { \
+        NAME(value_columns)(n, num_groups, p, tile, dim, rescale, out); \
+    }
+PRODUCTS(1)
+PRODUCTS(2)
+PRODUCTS(3)
+#if ROWS == 6
+PRODUCTS(4)
+PRODUCTS(5)
+PRODUCTS(6)
+#endif

@@ -7,8 +7,8 @@ Strides are in elements. */
 #include "cpu_team.h"
 #include "cpu_vector.h"
 
-/* out [rows, size]; x's row r is head r % heads of token r / heads, tokens `token_stride` apart; residual is contiguous.
-   The weight has the elements' type, or is fp32. */
+/* out [rows, size]; x's row r is head r % heads of token r / heads, tokens `token_stride` apart; residual is
+   contiguous. The weight has the elements' type, or is fp32. */
 typedef struct {
     void *out;
     const void *x;
@@ -82,11 +82,13 @@ typedef struct {
     } \
     return 0;
 
-INLINE vf NAME(silu_mul)(vf gate, vf up) { return gate / (1.0f + vexp(-gate)) * up; }
+INLINE vf NAME(silu_mul)(vf gate, vf up) {
+    return gate / (1.0f + vexp2(gate * -LOG2E, WIDTH == 2)) * up;
+}
 
 INLINE vf NAME(gelu_mul)(vf gate, vf up) {
-    vf inner = 0.7978845608f * (gate + 0.044715f * gate * gate * gate); /* sqrt(2 / pi) */
-    return gate / (1.0f + vexp(-2.0f * inner)) * up;                    /* (1 + tanh) / 2 */
+    vf inner = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);     /* sqrt(2 / pi) */
+    return gate / (1.0f + vexp2(inner * (-2.0f * LOG2E), WIDTH == 2)) * up; /* (1 + tanh) / 2 */
 }
 
 int NAME(silu_and_mul)(const gated_args *a, team *t) { GATED(NAME(silu_mul)) }

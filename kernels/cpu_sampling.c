@@ -10,8 +10,10 @@ So that every version computes the same numbers, products and sums are not contr
 
 #include "cpu_noise.h"
 #include "cpu_rows.h"
+#include "cpu_scratch.h"
 #include "cpu_team.h"
 
+#define NO_MEMORY 1
 #define DIGITS 2048
 #define FIRST_SHIFT 20 /* keys have 31 bits; their digits 11, 11 and 9 */
 #define MASS_BITS 29   /* the likeliest token's mass is 2^29; four fit an unsigned integer */
@@ -41,6 +43,7 @@ typedef struct {
 typedef struct {
     const float *logits;
     group_scratch *groups;
+    float *values; /* room for every token's z */
     int64_t num_tokens, num_groups, top_id;
     float top, scale;
     uint64_t seed, position;
@@ -99,52 +102,62 @@ static int64_t group_mass(const logits_row *row, int64_t group, float bound) {
     return total;
 }
 
-/* Adds the weights of some z, by digit of their keys: a token weighs its mass, or 1. */
-INLINE void add_weights(const float *z, int64_t count, int32_t low, int shift, int by_mass, int64_t *weights) {
-    int32_t digits[BLOCK], sizes[BLOCK];
-    for (int64_t i = 0; i < count; i += LANES) {
-        vf value = load_f32(z + i, LANES);
-        vi digit = (((vi)value & 0x7fffffff) - low) >> shift, size = __builtin_convertvector(mass_of(value), vi);
-        memcpy(digits + i, &digit, sizeof digit);
-        memcpy(sizes + i, &size, sizeof size);
-    }
-    for (int64_t i = 0; i < count; i++) weights[digits[i]] += by_mass ? sizes[i] : 1;
-}
-
-/* The weights of all tokens with keys low..last. */
-static void weigh_digits(const logits_row *row, int32_t low, int32_t last, int shift, int by_mass, int64_t *weights) {
-    float padded[BLOCK], found[2 * BLOCK + LANES];
+/* Collects z of the tokens at or above the bound: fewer than num_tokens + BLOCK, with room for LANES more. */
+static int64_t gather(const logits_row *row, float bound, float *values) {
+    float padded[BLOCK];
     int64_t count = 0;
     for (int64_t g = 0; g < row->num_groups; g++)
         for (int b = 0; b < GROUP_BLOCKS; b++) {
-            if (key_of(scaled(row, row->groups[g].tops[b])) > last) continue;
-            const float *x = block_at(row->logits, row->num_tokens, g * GROUP + b * BLOCK, padded);
+            int64_t first = g * GROUP + b * BLOCK;
+            if (first >= row->num_tokens || scaled(row, row->groups[g].tops[b]) < bound) continue;
+            const float *x = block_at(row->logits, row->num_tokens, first, padded);
             for (int i = 0; i < BLOCK; i += LANES) {
                 vf z = vector_z(row, x + i);
-                vi key = (vi)z & 0x7fffffff;
-                count = append_lanes(found, count, z, (key >= low) & (key <= last));
+                count = append_lanes(values, count, z, z >= bound);
             }
-            if (count < BLOCK) continue;
-            add_weights(found, BLOCK, low, shift, by_mass, weights);
-            count -= BLOCK;
-            memcpy(found, found + BLOCK, BLOCK * sizeof *found);
         }
-    add_weights(found, count, low, shift, by_mass, weights);
+    return count;
+}
+
+/* Moves the values with keys low..last to the front. */
+static int64_t keep(float *values, int64_t count, int32_t low, int32_t last) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i += LANES) {
+        vf z = load_f32(values + i, LANES);
+        vi key = (vi)z & 0x7fffffff, is_value = lane_numbers() < (int32_t)(count - i < LANES ? count - i : LANES);
+        kept = append_lanes(values, kept, z, (key >= low) & (key <= last) & is_value);
+    }
+    return kept;
+}
+
+/* Adds up what values weigh, by digit of their keys: their masses, or 1 each. */
+static void add_weights(const float *values, int64_t count, int32_t low, int shift, int by_mass, int64_t *weights) {
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        int32_t digits[BLOCK], sizes[BLOCK];
+        int64_t n = count - first < BLOCK ? count - first : BLOCK;
+        for (int64_t i = 0; i < n; i += LANES) {
+            vf z = load_f32(values + first + i, LANES);
+            vi digit = (((vi)z & 0x7fffffff) - low) >> shift, size = __builtin_convertvector(mass_of(z), vi);
+            memcpy(digits + i, &digit, sizeof digit);
+            memcpy(sizes + i, &size, sizeof size);
+        }
+        for (int64_t i = 0; i < n; i++) weights[digits[i]] += by_mass ? sizes[i] : 1;
+    }
 }
 
 /* The largest z such that the tokens at or above it weigh `needed` or more, digit by digit of its key. It is known not
    to lie below the bound. */
 static float find_threshold(const logits_row *row, float bound, double needed, int by_mass) {
-    int32_t low = 0, last = key_of(bound);
-    int64_t above = 0; /* the weight of the keys below `low` */
+    int64_t count = gather(row, bound, row->values), above = 0; /* above: the weight of the keys below `low` */
+    int32_t low = 0;
     for (int shift = FIRST_SHIFT;; shift = shift == FIRST_SHIFT ? 9 : 0) {
         int64_t weights[DIGITS] = {0};
         int32_t digit = 0;
-        weigh_digits(row, low, last, shift, by_mass, weights);
+        add_weights(row->values, count, low, shift, by_mass, weights);
         while (digit < DIGITS - 1 && (double)(above + weights[digit]) < needed) above += weights[digit++];
         low += digit << shift;
         if (shift == 0) return z_of_key(low);
-        if (last - low >= 1 << shift) last = low + (1 << shift) - 1;
+        count = keep(row->values, count, low, low + (1 << shift) - 1);
     }
 }
 
@@ -247,11 +260,12 @@ static void find_top(logits_row *row) {
 }
 
 /* The whole team calls it; a thread looks at its part of the groups. */
-static void sample_row(const sampling_args *a, int64_t index, team *t) {
+static void sample_row(const sampling_args *a, int64_t index, float *values, team *t) {
     int64_t num_groups = num_groups_of(a->vocab_size);
     int64_t start = part_start(t, num_groups), end = part_end(t, num_groups);
     logits_row row = {.logits = a->logits + index * a->row_stride,
                       .groups = a->scratch + index * num_groups,
+                      .values = values,
                       .num_tokens = a->vocab_size,
                       .num_groups = num_groups,
                       .scale = 1.0f / a->temperature[index],
@@ -283,13 +297,16 @@ static void sample_row(const sampling_args *a, int64_t index, team *t) {
 
 /* A thread takes whole rows, unless rows are so few that threads had none. */
 int sample(const sampling_args *a, team *t) {
+    float *values = thread_scratch((a->vocab_size + BLOCK + LANES) * (int64_t)sizeof *values);
     if (2 * a->num_rows <= t->num_threads) {
-        for (int64_t row = 0; row < a->num_rows; row++) sample_row(a, row, t);
+        if (!values) abort(); /* the others would wait for this thread for ever */
+        for (int64_t row = 0; row < a->num_rows; row++) sample_row(a, row, values, t);
         return 0;
     }
+    if (!values) return NO_MEMORY;
     team_shared own = {0};
     team alone = {0, 1, 0, &own};
-    for (int64_t row = next_item(t); row < a->num_rows; row = next_item(t)) sample_row(a, row, &alone);
+    for (int64_t row = next_item(t); row < a->num_rows; row = next_item(t)) sample_row(a, row, values, &alone);
     return 0;
 }
 

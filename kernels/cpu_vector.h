@@ -159,6 +159,8 @@ INLINE vf vexp(vf x) {
     return (vf)((vi)p + ((vi)shifted << 23));
 }
 
+#define LOG2E 1.44269504f
+
 /* 2^x for x <= 127: within 4 units in the last place, or with a relative error of 3e-6 (`is_for_bf16`, a constant); at
    most 2^-126 below -126. NaN stays NaN. Cheaper than vexp. */
 INLINE vf vexp2(vf x, int is_for_bf16) {

@@ -1,9 +1,10 @@
-"""Linear layers on 8-bit weights (one scale an output) and 8-bit activations, which are quantised on the way.
+"""Linear layers on 8-bit weights (one scale an output) and 8-bit activations (one scale a token, found on the way).
 
-A token's activations have a scale for each 64 of them: one for all would give the few large ones all the digits
-(SmoothQuant, https://arxiv.org/abs/2211.10438, shows them); perplexity was 3 % worse so, and is 0.1 % with groups.
+A few inputs are far larger than the others and would leave them no digits, so blocks of 64 inputs are rotated first,
+which spreads each over its block: Hadamard's transform (QuaRot, https://arxiv.org/abs/2404.00456). The weights are
+rotated when they are made, which leaves their product with the activations as it was. tests/bench/NOTES.md has figures.
 
-T tokens, K input features, N output features, X groups of activations, B panels of V vectors of L lanes.
+T tokens, K input features, N output features, B panels of V vectors of L lanes.
 """
 
 import ctypes
@@ -17,13 +18,13 @@ from .linear import can_multiply
 from .native import INT64, POINTER, find_typed, launch, needs_code, new_empty
 from .weight_panels import into_panels, out_of_panels, vector_lanes
 
+MAX_BLOCK = 64  # inputs that are rotated together
 FOUR = 4  # inputs that one dot product takes
-X_GROUP = 64  # activations that share a scale; the last group may have fewer
 
 
 @dataclass(frozen=True, slots=True)
 class W8A8Weight:
-    """fours: int8 [B, K / 4, V, L, 4]; scales: float32 [B, V, L]; column_sums: int16 [B, X, V, L], of each group."""
+    """fours: int8 [B, K / 4, V, L, 4]; scales: float32 [B, V, L]; column_sums: int32, 128 times the sums over K."""
 
     out_features: int
     in_features: int
@@ -42,35 +43,51 @@ class W8A8Weight:
 def pack_w8a8(
     q_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None, *, lanes: int = 0
 ) -> W8A8Weight:
-    """From int8 values and float32 scales; K is a multiple of 4. `lanes` is that of this machine unless given."""
+    """From int8 values and float32 scales of a weight made by `rotate_weight`; K is a multiple of 4. `lanes` is that of this machine unless given."""
     lanes = lanes or vector_lanes(torch.bfloat16, q_NK.device) or 1
-    groups_NX = [part.sum(dim=1, dtype=torch.int16) for part in q_NK.split(X_GROUP, dim=1)]
-    sums = into_panels(torch.stack(groups_NX, dim=1), lanes, 1)[..., 0]
-    scales = into_panels(scale_N[:, None], lanes, 1).flatten(1)
+    sums_N = q_NK.sum(dim=1, dtype=torch.int32) * 128
+    scales, sums = (into_panels(x[:, None], lanes, 1).flatten(1) for x in (scale_N, sums_N))
     fours = into_huge_pages(into_panels(q_NK, lanes, FOUR))
     num_rows, num_columns = q_NK.shape
-    return W8A8Weight(num_rows, num_columns, bias_N, fours, scales.contiguous(), into_huge_pages(sums))
+    return W8A8Weight(num_rows, num_columns, bias_N, fours, scales.contiguous(), sums.contiguous())
 
 
-def quantise_groups(x_TK: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """For each group of inputs: float32 whole numbers -127..127 [T, 64], float32 scales [T, 1]."""
-    whole_numbers, scales = [], []
-    for x in x_TK.float().split(X_GROUP, dim=-1):
-        largest = x.abs().amax(dim=-1, keepdim=True)
-        inverse = torch.where(largest > 0, torch.full_like(largest, 127.0) / largest, 0.0)  # 127.0 / x is no division
-        whole_numbers.append(torch.round(x.double() * inverse.double()).float())
-        scales.append(largest / 127.0)
-    return whole_numbers, scales
+def block_size(in_features: int) -> int:
+    """The largest power of two up to 64 that divides the number of inputs."""
+    return min(MAX_BLOCK, in_features & -in_features)
+
+
+def rotate(x_TK: torch.Tensor) -> torch.Tensor:
+    """float32: Hadamard's transform of each block of inputs. Twice gives x times the block size."""
+    num_rows, size = x_TK.numel() // max(1, x_TK.shape[-1]), block_size(x_TK.shape[-1])
+    x, distance = x_TK.float(), 1
+    while distance < size:
+        low, high = x.reshape(num_rows, -1, 2, distance).unbind(2)
+        x = torch.stack((low + high, low - high), dim=2)
+        distance *= 2
+    return x.reshape(x_TK.shape)
+
+
+def rotate_weight(weight_NK: torch.Tensor) -> torch.Tensor:
+    """float32: what is multiplied with rotated inputs in place of the weight."""
+    return rotate(weight_NK) / block_size(weight_NK.shape[1])
+
+
+def quantise_rows(x_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(float32 whole numbers -127..127 [T, K], float32 scales [T, 1])."""
+    x = x_TK.float()
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(largest > 0, torch.full_like(largest, 127.0) / largest, 0.0)  # 127.0 / x is no division
+    return torch.round(x.double() * inverse.double()).float(), largest / 127.0
 
 
 @operator
 def linear_w8a8(x_TK: torch.Tensor, weight: W8A8Weight, out_dtype: torch.dtype) -> torch.Tensor:
-    """x W^T + b, [T, N] in `out_dtype` (x's type or float32); exact sums of whole numbers in a group, then the scales."""
+    """rotate(x) W^T + b, [T, N] in `out_dtype` (x's type or float32); exact sums of whole numbers, then both scales."""
+    q_TK, scale_T1 = quantise_rows(rotate(x_TK))
     q_NK = out_of_panels(weight.fours, weight.out_features).double()
-    y_TN = torch.zeros((*x_TK.shape[:-1], weight.out_features), device=x_TK.device)
-    for q_TX, scale_T1, q_NX in zip(*quantise_groups(x_TK), q_NK.split(X_GROUP, dim=1), strict=True):
-        y_TN += torch.nn.functional.linear(q_TX.double(), q_NX).float() * scale_T1
-    y_TN *= weight.scales.flatten()[: weight.out_features]
+    scale_N = weight.scales.flatten()[: weight.out_features]
+    y_TN = torch.nn.functional.linear(q_TK.double(), q_NK).float() * scale_N * scale_T1
     return (y_TN if weight.bias_N is None else y_TN + weight.bias_N.float()).to(out_dtype)
 
 
@@ -78,8 +95,9 @@ class W8A8Args(ctypes.Structure):
     """w8a8_args of cpu_linear_w8a8.h."""
 
     _fields_ = (
-        *((name, POINTER) for name in ("x", "weight", "scales", "column_sums", "bias", "out", "quantised", "x_scales")),
-        *((name, INT64) for name in ("num_rows", "out_features", "in_features", "is_out_f32")),
+        *((name, POINTER) for name in ("x", "weight", "scales", "column_sums", "bias")),
+        *((name, POINTER) for name in ("out", "quantised", "x_scales", "rotated")),
+        *((name, INT64) for name in ("num_rows", "out_features", "in_features", "is_out_f32", "block")),
     )
 
 
@@ -95,11 +113,12 @@ def linear_w8a8_c(x_TK: torch.Tensor, weight: W8A8Weight, out_dtype: torch.dtype
     """bf16 and fp32 activations on CPU; fast with AVX512-VNNI."""
     num_rows, in_features = x_TK.numel() // weight.in_features, weight.in_features
     out = new_empty((*x_TK.shape[:-1], weight.out_features), out_dtype)
-    quantised = new_empty((num_rows, in_features), torch.uint8)
-    x_scales = new_empty((num_rows, -(-in_features // X_GROUP)), torch.float32)
+    quantised, x_scales = new_empty((num_rows, in_features), torch.uint8), new_empty((num_rows,), torch.float32)
     bias = None if weight.bias_N is None else weight.bias_N.data_ptr()
     tensors = (x_TK, weight.fours, weight.scales, weight.column_sums)
-    pointers = (*(x.data_ptr() for x in tensors), bias, out.data_ptr(), quantised.data_ptr(), x_scales.data_ptr())
-    sizes = (num_rows, weight.out_features, in_features, out_dtype == torch.float32)
+    rotated = new_empty((torch.get_num_threads(), in_features), torch.float32)
+    made = (out, quantised, x_scales, rotated)
+    pointers = (*(x.data_ptr() for x in tensors), bias, *(x.data_ptr() for x in made))
+    sizes = (num_rows, weight.out_features, in_features, out_dtype == torch.float32, block_size(in_features))
     launch(find_typed("cpu_linear", "linear_w8a8", x_TK), W8A8Args(*pointers, *sizes))
     return out

@@ -29,9 +29,7 @@ class Entries(msgspec.Struct, frozen=True):
 class Children:
     """All child processes of one boot."""
 
-    def __init__(
-        self, args: ServerArgs, run_dir: Path, instance_id: int, entries: Entries, keeps_dense: bool
-    ) -> None:
+    def __init__(self, args: ServerArgs, run_dir: Path, instance_id: int, entries: Entries, keeps_dense: bool) -> None:
         self._args = args
         self._keeps_dense = keeps_dense
         self._run_dir = run_dir

@@ -18,14 +18,6 @@ from .forward_batch import ForwardBatch
 
 FIRST_ARENA_BYTES = 2**25
 MAX_GRAPHS = 256  # those used last stay
-INPUTS = (
-    "token_ids_T",
-    "positions_T",
-    "row_of_T",
-    "query_starts",
-    "kv_lens_R",
-    "logits_indices_S",
-)
 
 Compute = Callable[[ForwardBatch], list[torch.Tensor] | None]
 
@@ -75,9 +67,7 @@ class DecoderGraphs:
         self._recorded[shape] = recorded
         if len(self._recorded) > MAX_GRAPHS:
             del self._recorded[next(iter(self._recorded))]
-        for name in INPUTS:
-            getattr(recorded.batch, name).copy_(getattr(batch, name))
-        recorded.batch.page_table_RP[:, : batch.page_table_RP.shape[1]] = batch.page_table_RP
+        _copy_inputs(recorded.batch, batch)
         return recorded
 
     def _record(self, batch: ForwardBatch) -> _Recorded:
@@ -96,5 +86,23 @@ class DecoderGraphs:
 def _own_inputs(batch: ForwardBatch) -> ForwardBatch:
     """Inputs for this and later steps of the shape: page tables have room to grow."""
     num_reqs, num_pages = batch.page_table_RP.shape
-    own = {name: torch.empty_like(getattr(batch, name)) for name in INPUTS}
-    return dataclasses.replace(batch, page_table_RP=batch.page_table_RP.new_zeros((num_reqs, 2 * num_pages)), **own)
+    return dataclasses.replace(
+        batch,
+        token_ids_T=torch.empty_like(batch.token_ids_T),
+        positions_T=torch.empty_like(batch.positions_T),
+        row_of_T=torch.empty_like(batch.row_of_T),
+        page_table_RP=batch.page_table_RP.new_zeros((num_reqs, 2 * num_pages)),
+        query_starts=torch.empty_like(batch.query_starts),
+        kv_lens_R=torch.empty_like(batch.kv_lens_R),
+        logits_indices_S=torch.empty_like(batch.logits_indices_S),
+    )
+
+
+def _copy_inputs(own: ForwardBatch, batch: ForwardBatch) -> None:
+    own.token_ids_T.copy_(batch.token_ids_T)
+    own.positions_T.copy_(batch.positions_T)
+    own.row_of_T.copy_(batch.row_of_T)
+    own.page_table_RP[:, : batch.page_table_RP.shape[1]] = batch.page_table_RP
+    own.query_starts.copy_(batch.query_starts)
+    own.kv_lens_R.copy_(batch.kv_lens_R)
+    own.logits_indices_S.copy_(batch.logits_indices_S)

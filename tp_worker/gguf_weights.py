@@ -65,11 +65,9 @@ class GGUFSource(TensorSource):
         blocks = np.frombuffer(data, np.uint8).reshape(shard.rows.size, -1, tensor.type.block_bytes)
         blocks = blocks[:, columns.start // size : columns.end // size]
         quantised = _read_blocks(tensor.type.name, torch.from_numpy(blocks.copy()))
-        if quantised is None:
-            return None
-        if self._is_rotated(name):
-            return QuantisedTensor(*(None if x is None else _undo_interleaving(x, self._head_dim) for x in quantised))
-        return QuantisedTensor(*quantised)
+        if quantised is None or not self._is_rotated(name):
+            return quantised
+        return quantised.move_rows(lambda x: _undo_interleaving(x, self._head_dim))
 
     def rope_factors(self) -> torch.Tensor | None:
         """The tensor rope_freqs.weight."""
@@ -91,17 +89,17 @@ class GGUFSource(TensorSource):
         self._rope_factors = None
 
 
-def _read_blocks(kind: str, blocks_NGB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
-    """(q [N, K], d [N, G], m [N, G] or None) of a QuantisedTensor; None where m is too large for float16."""
+def _read_blocks(kind: str, blocks_NGB: torch.Tensor) -> QuantisedTensor | None:
+    """From uint8 [N, G, bytes of a block]; None where the offsets are too large for float16."""
     header = HEADER_BYTES[kind]
     scales = blocks_NGB[..., :header].contiguous().view(torch.float16)
     values, d_NG = blocks_NGB[..., header:], scales[..., 0].contiguous()
     if kind == "Q8_0":
-        return values.flatten(1).view(torch.int8), d_NG, None
+        return QuantisedTensor(values.flatten(1).view(torch.int8), d_NG, None)
     q_NK = torch.cat((values & 15, values >> 4), dim=-1).flatten(1)
     m_NG = scales[..., 1].contiguous() if kind == "Q4_1" else d_NG * -8  # Q4_0 is d * (q - 8)
     is_exact = kind == "Q4_1" or bool((m_NG.isfinite() | ~d_NG.isfinite()).all())
-    return (q_NK, d_NG, m_NG) if is_exact else None
+    return QuantisedTensor(q_NK, d_NG, m_NG) if is_exact else None
 
 
 def _dequantize(tensor: GGUFTensor, start: int, end: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from ..common.weight_plan import DENSE, INT4, W8A8, LinearPlan
 from ..kernels.linear import pack_dense
 from ..kernels.linear_int4 import pack_int4
 from ..kernels.linear_int8 import pack_int8
-from ..kernels.linear_w8a8 import pack_w8a8
+from ..kernels.linear_w8a8 import pack_w8a8, rotate, rotate_weight
 from ..kernels.weight_panels import vector_lanes
 from .linear_layer import LinearLayer
 from .quantise import QuantisedTensor, quantise_int4, quantise_int8, quantise_rows, stack
@@ -72,9 +72,9 @@ class LinearLoader:
         scale_N = torch.zeros(plan.num_rows)
         for start, piece in self._pieces(plan):
             rows = slice(start, start + len(piece))
-            q_NK[rows], scale_N[rows] = quantise_rows(piece)
+            q_NK[rows], scale_N[rows] = quantise_rows(rotate_weight(piece))
         if not self._can_quantise:
-            return self._make_dense((q_NK * scale_N[:, None]).to(self._dtype), bias_N)
+            return self._make_dense(rotate(q_NK * scale_N[:, None]).to(self._dtype), bias_N)
         return LinearLayer(None, pack_w8a8(q_NK, scale_N, bias_N))
 
     def _make_dense(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> LinearLayer:

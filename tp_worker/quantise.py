@@ -3,6 +3,7 @@
 N output features, K input features, G = K / 32 groups. What is not finite stays not finite: it ends in a scale.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from ..common.model_struct import QUANTISATION_GROUP
 
 INT4_MAX, INT8_MAX = 15, 127
-SHRINKS = (1.0, 0.92, 0.84)  # of a group's range: a tighter one may round the bulk better than it clips the ends
+NUM_FITS = 2  # of a group's scale and offset to its rounded values; together they take an eighth of the squared error
 CHUNK_VALUES = 2**18  # dequantised at a time, so that the temporary copies stay in cache
 
 
@@ -33,6 +34,11 @@ class QuantisedTensor:
             if self.m_NG is not None:
                 values += self.m_NG[rows].float()[..., None]
             out_NK[rows] = values.view(-1, num_columns)
+
+    def move_rows(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "QuantisedTensor":
+        """The tensor whose rows `move` has put elsewhere, whatever the number of columns."""
+        m_NG = None if self.m_NG is None else move(self.m_NG)
+        return QuantisedTensor(move(self.q_NK), move(self.d_NG), m_NG)
 
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
         """[N, K]."""
@@ -59,33 +65,38 @@ def stack(tensors: list[QuantisedTensor], num_rows: int) -> QuantisedTensor:
 
 def quantise_int8(weight_NK: torch.Tensor) -> QuantisedTensor:
     """Round to nearest, symmetric: d is the largest magnitude of a group / 127."""
-    groups = weight_NK.float().unflatten(1, (-1, QUANTISATION_GROUP))
+    groups = _groups(weight_NK)
     d_NG = (groups.abs().amax(dim=2) / INT8_MAX).half()
-    q = _whole_numbers(groups, d_NG, 0.0, -INT8_MAX, INT8_MAX)
+    q = _whole_numbers(groups, d_NG, None, -INT8_MAX, INT8_MAX)
     return QuantisedTensor(q.to(torch.int8).flatten(1), d_NG, None)
 
 
 def quantise_int4(weight_NK: torch.Tensor) -> QuantisedTensor:
-    """Round to nearest over each group's range, or over a slightly smaller one where the squared error is less."""
-    groups = weight_NK.float().unflatten(1, (-1, QUANTISATION_GROUP))
+    """Round to nearest over each group's range; then, alternately, fit d and m by least squares and round again."""
+    groups = _groups(weight_NK)
     low, high = groups.amin(dim=2), groups.amax(dim=2)
-    middle, reach = (low + high) / 2, (high - low) / 2
-    best_d, best_m, best_q, best_error = None, None, None, None
-    for shrink in SHRINKS:
-        d = (2 * shrink * reach / INT4_MAX).half()
-        m = (middle - shrink * reach).half()
-        q = _whole_numbers(groups, d, m.float()[..., None], 0, INT4_MAX)
-        error = (q * d.float()[..., None] + m.float()[..., None] - groups).square().sum(dim=2)
-        if best_error is None:
-            best_d, best_m, best_q, best_error = d, m, q, error
-            continue
-        assert best_d is not None and best_m is not None and best_q is not None
-        is_better = error < best_error
-        best_error = torch.where(is_better, error, best_error)
-        best_d, best_m = torch.where(is_better, d, best_d), torch.where(is_better, m, best_m)
-        best_q = torch.where(is_better[..., None], q, best_q)
-    assert best_d is not None and best_m is not None and best_q is not None
-    return QuantisedTensor(best_q.to(torch.uint8).flatten(1), best_d, best_m)
+    d_NG, m_NG = ((high - low) / INT4_MAX).half(), low.half()
+    q = _whole_numbers(groups, d_NG, m_NG, 0, INT4_MAX)
+    for _ in range(NUM_FITS):
+        d_NG, m_NG = _fit(groups, q, d_NG, m_NG)
+        q = _whole_numbers(groups, d_NG, m_NG, 0, INT4_MAX)
+    return QuantisedTensor(q.to(torch.uint8).flatten(1), d_NG, m_NG)
+
+
+def _groups(weight_NK: torch.Tensor) -> torch.Tensor:
+    """float32 [N, G, 32]."""
+    return weight_NK.float().view(len(weight_NK), -1, QUANTISATION_GROUP)
+
+
+def _fit(
+    groups: torch.Tensor, q: torch.Tensor, d_NG: torch.Tensor, m_NG: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The d and m that bring d * q + m closest to the values; as they are where all of a group's q are the same."""
+    sum_q, sum_x = q.sum(dim=2), groups.sum(dim=2)
+    spread = QUANTISATION_GROUP * q.square().sum(dim=2) - sum_q.square()
+    d = (QUANTISATION_GROUP * (q * groups).sum(dim=2) - sum_q * sum_x) / spread
+    m = (sum_x - d * sum_q) / QUANTISATION_GROUP
+    return torch.where(spread != 0, d.half(), d_NG), torch.where(spread != 0, m.half(), m_NG)
 
 
 def quantise_rows(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,9 +108,9 @@ def quantise_rows(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _whole_numbers(
-    groups: torch.Tensor, d_NG: torch.Tensor, offset: torch.Tensor | float, low: int, high: int
+    groups: torch.Tensor, d_NG: torch.Tensor, m_NG: torch.Tensor | None, low: int, high: int
 ) -> torch.Tensor:
-    """(groups - offset) / d, rounded into low..high; 0 where d is 0 or nothing is finite."""
+    """(groups - m) / d, rounded into low..high; 0 where d is 0 or nothing is finite."""
     d = d_NG.float()[..., None]
-    q = torch.where(d != 0, (groups - offset) / d, 0.0)
-    return q.nan_to_num_(0.0, high, low).round_().clamp_(low, high)
+    shifted = groups if m_NG is None else groups - m_NG.float()[..., None]
+    return torch.where(d != 0, shifted / d, 0.0).nan_to_num_(0.0, high, low).round_().clamp_(low, high)

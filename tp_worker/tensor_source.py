@@ -23,7 +23,7 @@ class TensorSource(ABC):
     def read_into(self, out: torch.Tensor, name: str, shard: TensorShard) -> None:
         """Read the rows and columns of `shard` into `out` (its local shape), cast to out's dtype."""
 
-    def read_quantised(self, name: str, shard: TensorShard) -> QuantisedTensor | None:  # noqa: ARG002
+    def read_quantised(self, name: str, shard: TensorShard) -> QuantisedTensor | None:
         """These rows and columns as they are stored, where that is in groups of 32 columns; exact."""
         return None
 

@@ -25,7 +25,7 @@ def random_params(choose: random.Random, num_rows: int) -> SamplingTensors:
         column(0.0, 0.3, 0.7, 1.0, 2.0, 100.0),
         column(-1, 0, 1, 2, 3, 50, 300, 4000).long(),
         column(1.0, 1.0, 0.0, 1e-6, 0.1, 0.5, 0.9, 0.999),
-        column(0.0, 0.0, 0.05, 0.9, 1.0),
+        column(0.0, 0.0, 0.05, 0.9, 1.0, 1.5),
         torch.tensor([choose.randrange(-(2**63), 2**63) for _ in range(num_rows)], dtype=torch.int64),
     )
 

@@ -81,9 +81,11 @@ def test_flags_that_the_compiler_does_not_know_are_left_out(
 
 
 def test_a_source_that_does_not_compile_says_so_and_leaves_nothing(source: Path, tmp_path: Path) -> None:
-    source.write_text("not C")
-    with pytest.raises(BuildError, match="failed on answer"):
+    source.write_text("int early(void) { return late(); }\nnot C\n")
+    with pytest.raises(BuildError, match="failed on answer") as raised:
         build(source, tmp_path / "cache")
+    assert "error" in str(raised.value)
+    assert "warning" not in str(raised.value)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["answer.lock"]
 
 

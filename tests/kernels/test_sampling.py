@@ -149,6 +149,24 @@ def test_both_versions_choose_the_same_tokens(vocab_size: int) -> None:
         assert torch.equal(sample_c(logits, params, positions), sample.reference(logits, params, positions))
 
 
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_both_versions_draw_the_line_at_the_same_token(spread: float) -> None:
+    """So many rows that one token more or less would be seen."""
+    num_rows = 3000
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(num_rows, 400, generator=generator) * spread
+    uniform = torch.rand(3, num_rows, generator=generator)
+    params = SamplingTensors(
+        uniform[0] + 0.5,
+        torch.randint(-300, 400, (num_rows,), generator=generator),
+        1.5 - uniform[1],
+        (uniform[2] - 0.7) * 0.3,
+        torch.arange(num_rows),
+    )
+    positions = torch.arange(num_rows)
+    assert torch.equal(sample_c(logits, params, positions), sample.reference(logits, params, positions))
+
+
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_a_row_gives_the_same_token_alone_and_among_31_others(backend: str) -> None:
     set_backend("torch" if backend == "torch" else "auto")

@@ -72,8 +72,9 @@ def write_model(
     kind: gguf.GGMLQuantizationType = F32,
     extra: Mapping[str, Any] | None = None,
     extra_tensors: Arrays | None = None,
+    kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
-    """The variant of tiny_models as GGUF, its matrices quantised as `kind`."""
+    """The variant of tiny_models as GGUF, its matrices quantised as `kind`, or as `kinds` has it for their name."""
     model = make_model(variant)
     config = model.config
     metadata = {
@@ -96,10 +97,11 @@ def write_model(
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        array, stored = convert(name, parameter, architecture, config), F32
+        array, stored, full_name = convert(name, parameter, architecture, config), F32, gguf_name(name, architecture)
         if array.ndim == 2:
-            array, stored = gguf.quants.quantize(array, kind), kind
-        tensors[gguf_name(name, architecture)] = (array, stored)
+            stored = (kinds or {}).get(full_name.split(".")[-2], kind)
+            array = gguf.quants.quantize(array, stored)
+        tensors[full_name] = (array, stored)
     return write_gguf(path, architecture, metadata, {**tensors, **(extra_tensors or {})})
 
 

@@ -23,10 +23,14 @@ def load_decoder(
     rank: int = 0,
     tp_size: int = 1,
     communicator: Communicator | None = None,
+    *,
+    quantization: str = "auto",
+    keeps_dense: bool = True,
 ) -> Decoder:
     """The decoder of the model at `path` with its KV caches."""
     config = load_model_config(path, load_format)
-    weights = load_weights(path, config, load_format, dtype, "cpu", rank, tp_size, ignore_progress)
+    copies = {"quantization": quantization, "keeps_dense": keeps_dense}
+    weights = load_weights(path, config, load_format, dtype, "cpu", rank, tp_size, ignore_progress, **copies)
     decoder = Decoder(config, weights, communicator or SingleCommunicator())
     decoder.alloc_kv_caches(NUM_PAGES, PAGE_SIZE)
     return decoder

@@ -101,6 +101,9 @@ WIDE = {"hidden_size": 96, "intermediate_size": 160}  # rows of whole quantisati
 GGUF_VARIANTS = {
     "llama-wide": lambda: _llama(**WIDE, tie_word_embeddings=True),
     "qwen2-wide": lambda: _qwen2(**WIDE),
+    "llama-narrow-heads": lambda: _llama(
+        hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=4
+    ),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from millstream.kernels.backend import set_backend
-from millstream.kernels.collectives import is_ordered, peer_error
+from millstream.kernels.collectives import is_ordered
 from millstream.kernels.graph import Arena, NotRecordable, record
 from millstream.kernels.native import OperatorError, run_nodes
 from millstream.tp_worker.communicator import Communicator, CommunicatorError, SingleCommunicator
@@ -182,8 +182,11 @@ def test_a_peer_that_fails_inside_a_graph_is_named() -> None:
         lonely.all_reduce(x)
     with pytest.raises(OperatorError) as raised:
         run_nodes(graph.nodes())
-    assert str(peer_error(raised.value.code)) == "rank 1 did not arrive in time"
-    assert peer_error(1) is None
+    explained = lonely.explain(raised.value)
+    assert isinstance(explained, CommunicatorError)
+    assert str(explained) == "tensor-parallel rank 0: rank 1 did not arrive in time"
+    other = OperatorError(1)
+    assert lonely.explain(other) is other
 
 
 def test_what_torch_would_do_is_not_recordable() -> None:
