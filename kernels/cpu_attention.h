@@ -252,5 +252,5 @@ int NAME(paged_attention)(const attention_args *a, team *t) {
         for (int64_t i = part_start(t, count); i < part_end(t, count); i++)
             NAME(join_splits)(a, plan.first_query + i / a->num_heads, i % a->num_heads, plan.num_splits);
     }
-    return s.out ? 0 : -1;
+    return s.out ? 0 : 1;
 }

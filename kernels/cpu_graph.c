@@ -13,7 +13,7 @@ typedef struct {
 static void run_nodes(const node *nodes, int64_t num_nodes, team *t) {
     int64_t *error = &t->shared->error;
     for (int64_t i = 0; i < num_nodes; i++) {
-        int64_t none = 0, code = nodes[i].operator(nodes[i].args, t);
+        int64_t none = 0, code = (uint32_t)nodes[i].operator(nodes[i].args, t);
         if (code)
             __atomic_compare_exchange_n(error, &none, i << 32 | code, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
         team_barrier(t);

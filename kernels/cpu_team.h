@@ -10,7 +10,7 @@ operators stands a barrier, so an operator may read what the one before it wrote
 #include <time.h>
 
 #define MAX_THREADS 256
-#define SPINS_BEFORE_YIELD 4000
+#define SPINS_BEFORE_YIELD 300
 #define YIELDS_BEFORE_SLEEP 2000
 
 /* On a cache line of its own, in phases of either parity. */

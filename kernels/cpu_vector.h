@@ -72,7 +72,7 @@ INLINE float scalar_from_bf16(bf16 x) {
     return value;
 }
 
-/* IEEE half precision, finite values only. */
+/* IEEE half precision. */
 INLINE vf load_f16(const uint16_t *from) {
     vh x;
     memcpy(&x, from, sizeof x);
@@ -83,7 +83,8 @@ INLINE vf load_f16(const uint16_t *from) {
 #else
     vu wide = __builtin_convertvector(x, vu); /* the exponent is rebased by a product, subnormal numbers included */
     vf magnitude = (vf)((wide & 0x7fff) << 13) * 0x1p112f;
-    return (vf)((vu)magnitude | (wide & 0x8000) << 16);
+    vu is_special = (vu)((wide & 0x7c00) == 0x7c00) & 0x7f800000; /* infinity and NaN stay what they are */
+    return (vf)((vu)magnitude | is_special | (wide & 0x8000) << 16);
 #endif
 }
 

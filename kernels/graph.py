@@ -2,7 +2,8 @@
 
 While a graph records, C operators are noted down and not run, and `new_empty` hands out the graph's own memory. A run
 reads and writes the same addresses, so tensors that are not made while recording (weights, caches, inputs) must
-outlive the graph, and new inputs are copied into them. torch's own arithmetic can not be recorded: an operator that
+outlive the graph, and new inputs are copied into them. An operator may note down memory for each of torch's threads,
+so a graph runs on no more than there were when it was recorded. torch's own arithmetic can not be recorded: an operator that
 would run as torch raises NotRecordable.
 """
 
@@ -36,16 +37,18 @@ class Arena:
         self._memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
         start = -self._memory.ctypes.data % ALIGNMENT
         self._free = [(start, start + num_bytes)]  # sorted, never adjacent
+        self._released: list[tuple[int, int]] = []  # by finalizers, which may run at any time
 
     def new_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor on the lowest block that is large enough. MemoryError where there is none."""
+        self._collect_released()
         num_bytes = math.prod(shape) * dtype.itemsize
         size = max(ALIGNMENT, -(-num_bytes // ALIGNMENT) * ALIGNMENT)
         for i, (start, end) in enumerate(self._free):
             if end - start >= size:
                 self._free[i : i + 1] = [(start + size, end)] if end - start > size else []
                 view = self._memory[start : start + num_bytes]
-                weakref.finalize(view, self._release, start, start + size).atexit = False
+                weakref.finalize(view, self._released.append, (start, start + size)).atexit = False
                 return torch.from_numpy(view).view(dtype).view(*shape)
         raise MemoryError(f"the graph's memory is too small for {num_bytes} bytes more")
 
@@ -55,8 +58,11 @@ class Arena:
         view = self._memory[start : start + x.numel() * x.element_size()]
         return torch.from_numpy(view).view(x.dtype).view(x.shape)
 
-    def _release(self, start: int, end: int) -> None:
-        blocks = sorted([*self._free, (start, end)])
+    def _collect_released(self) -> None:
+        if not self._released:
+            return
+        released = [self._released.pop() for _ in range(len(self._released))]
+        blocks = sorted([*self._free, *released])
         merged = blocks[:1]
         for block in blocks[1:]:
             if block[0] == merged[-1][1]:

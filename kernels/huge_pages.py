@@ -1,7 +1,7 @@
 """Memory for packed weights in the kernel's huge pages: a step streams all of them, a third faster than in small pages.
 
-Tensors are put behind each other into regions, because a huge page (2 MiB) is larger than most of them. A region is
-given back when the last tensor in it is gone.
+Tensors are put behind each other into regions, because a huge page (2 MiB) is larger than most of them. A full
+region is given back when the last tensor in it is gone.
 """
 
 import contextlib

@@ -87,13 +87,16 @@ class LinearArgs(ctypes.Structure):
     )
 
 
-def can_multiply(x_TK: torch.Tensor, out_dtype: torch.dtype, bias_N: torch.Tensor | None, name: str) -> bool:
-    """Whether C code has the activations, the bias and the result's type."""
+def can_multiply(
+    x_TK: torch.Tensor, out_dtype: torch.dtype, bias_N: torch.Tensor | None, name: str, *, lanes: int
+) -> bool:
+    """Whether C code has the activations, the bias, the result's type, and vectors as wide as the packed weight's."""
     return (
         x_TK.is_contiguous()
         and out_dtype in {x_TK.dtype, torch.float32}
         and (bias_N is None or (bias_N.dtype == x_TK.dtype and bias_N.is_contiguous()))
         and find_typed("cpu_linear", name, x_TK) is not None
+        and vector_lanes(x_TK.dtype, x_TK.device) == lanes
     )
 
 
@@ -102,7 +105,9 @@ def _can_run_panels(x_TK: torch.Tensor, weight: DenseWeight, out_dtype: torch.dt
     return (
         panels is not None
         and panels.dtype == x_TK.dtype
-        and can_multiply(x_TK, out_dtype, weight.bias_N, "linear_dense")
+        and can_multiply(
+            x_TK, out_dtype, weight.bias_N, "linear_dense", lanes=panels.shape[4 if panels.dtype.itemsize == 4 else 3]
+        )
     )
 
 

@@ -33,11 +33,6 @@ class Int4Weight:
         return sum(x.numel() * x.element_size() for x in (self.words, self.scales, self.bias_N) if x is not None)
 
 
-def can_pack_int4(in_features: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether 4-bit weights are of use: there is C code for activations of this type, and whole groups."""
-    return in_features % GROUP == 0 and vector_lanes(dtype, device) is not None
-
-
 def pack_int4(
     q_NK: torch.Tensor, d_NG: torch.Tensor, m_NG: torch.Tensor, bias_N: torch.Tensor | None = None, *, lanes: int = 0
 ) -> Int4Weight:
@@ -69,10 +64,7 @@ def linear_int4(x_TK: torch.Tensor, weight: Int4Weight, out_dtype: torch.dtype) 
 
 
 def _can_run(x_TK: torch.Tensor, weight: Int4Weight, out_dtype: torch.dtype) -> bool:
-    lanes = weight.words.shape[3]
-    return can_multiply(x_TK, out_dtype, weight.bias_N, "linear_int4") and lanes == vector_lanes(
-        x_TK.dtype, x_TK.device
-    )
+    return can_multiply(x_TK, out_dtype, weight.bias_N, "linear_int4", lanes=weight.words.shape[3])
 
 
 @linear_int4.version("c", takes=_can_run, why_not=needs_code("cpu_linear"))

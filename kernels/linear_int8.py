@@ -56,10 +56,7 @@ def linear_int8(x_TK: torch.Tensor, weight: Int8Weight, out_dtype: torch.dtype) 
 
 
 def _can_run(x_TK: torch.Tensor, weight: Int8Weight, out_dtype: torch.dtype) -> bool:
-    lanes = weight.pairs.shape[3]
-    return can_multiply(x_TK, out_dtype, weight.bias_N, "linear_int8") and lanes == vector_lanes(
-        x_TK.dtype, x_TK.device
-    )
+    return can_multiply(x_TK, out_dtype, weight.bias_N, "linear_int8", lanes=weight.pairs.shape[3])
 
 
 @linear_int8.version("c", takes=_can_run, why_not=needs_code("cpu_linear"))

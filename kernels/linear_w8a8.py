@@ -102,10 +102,7 @@ class W8A8Args(ctypes.Structure):
 
 
 def _can_run(x_TK: torch.Tensor, weight: W8A8Weight, out_dtype: torch.dtype) -> bool:
-    lanes = weight.fours.shape[3]
-    return can_multiply(x_TK, out_dtype, weight.bias_N, "linear_w8a8") and lanes == vector_lanes(
-        x_TK.dtype, x_TK.device
-    )
+    return can_multiply(x_TK, out_dtype, weight.bias_N, "linear_w8a8", lanes=weight.fours.shape[3])
 
 
 @linear_w8a8.version("c", takes=_can_run, why_not=needs_code("cpu_linear"))

@@ -55,6 +55,7 @@ class Decoder:
         """Make `kv_caches`: `num_pages` pages of `page_size` tokens for every layer, in the weights' dtype."""
         weights, head_dim = self._weights, self.config.head_dim
         num_kv_heads = weights.plan.kv_heads.size
+        self._graphs = DecoderGraphs(self._compute, self._communicator)  # older ones hold the addresses of older caches
         self.kv_caches = [
             alloc_kv_cache(num_pages, page_size, num_kv_heads, head_dim, weights.dtype, weights.device)
             for _ in self._layers

@@ -18,6 +18,9 @@ from .forward_batch import ForwardBatch
 
 FIRST_ARENA_BYTES = 2**25
 MAX_GRAPHS = 256  # those used last stay
+MAX_REFUSALS = 4096
+
+Shape = tuple[int, int, int]  # tokens, requests, rows that sample
 
 Compute = Callable[[ForwardBatch], list[torch.Tensor] | None]
 
@@ -38,19 +41,18 @@ class DecoderGraphs:
         self._compute = compute
         self._communicator = communicator
         self._arena = Arena(FIRST_ARENA_BYTES)
-        self._recorded: dict[tuple[int, int, int], _Recorded] = {}
-        self._has_told = False
+        self._recorded: dict[Shape, _Recorded] = {}
+        self._refused: set[Shape] = set()
 
     def run(self, batch: ForwardBatch) -> list[torch.Tensor] | None:
         """What `compute` gives for this batch."""
-        if not self._communicator.is_recordable:
+        shape = (batch.num_tokens, batch.num_reqs, batch.logits_indices_S.numel())
+        if not self._communicator.is_recordable or shape in self._refused:
             return self._compute(batch)
         try:
-            recorded = self._find(batch)
+            recorded = self._find(shape, batch)
         except NotRecordable as error:
-            if not self._has_told:
-                logger.info("steps run operator by operator: %s", error)
-                self._has_told = True
+            self._refuse(shape, error)
             return self._compute(batch)
         try:
             run_nodes(recorded.graph.nodes())
@@ -58,9 +60,15 @@ class DecoderGraphs:
             raise self._communicator.explain(error) from error
         return recorded.outputs
 
-    def _find(self, batch: ForwardBatch) -> _Recorded:
-        """The recorded step of this batch's shape, with its inputs."""
-        shape = (batch.num_tokens, batch.num_reqs, batch.logits_indices_S.numel())
+    def _refuse(self, shape: Shape, error: NotRecordable) -> None:
+        if not self._refused:
+            logger.info("steps run operator by operator: %s", error)
+        if len(self._refused) >= MAX_REFUSALS:
+            self._refused.clear()
+        self._refused.add(shape)
+
+    def _find(self, shape: Shape, batch: ForwardBatch) -> _Recorded:
+        """The recorded step of this shape, with the batch's inputs."""
         recorded = self._recorded.pop(shape, None)
         if recorded is None or recorded.batch.page_table_RP.shape[1] < batch.page_table_RP.shape[1]:
             recorded = self._record(_own_inputs(batch))

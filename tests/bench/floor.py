@@ -44,7 +44,7 @@ FORMATS = {
         WeightFormat("bf16", 2.0),
         WeightFormat("int8", 1 + 2 / 32),  # a float16 scale for 32 weights
         WeightFormat("int4", 0.5 + 4 / 32),  # a float16 scale and minimum for 32 weights
-        WeightFormat("w8a8", 1 + 2 / 64, is_int8=True),  # an int16 sum for 64 weights
+        WeightFormat("w8a8", 1 + 8 / 576, is_int8=True),  # a float32 scale and an int32 sum for an output's inputs
     )
 }
 
@@ -151,12 +151,6 @@ def seconds_of(parts: list[Work], rates: Rates) -> float:
 def output_tokens_per_s(config: ModelConfig, weights: WeightFormat, requests: Requests, rates: Rates) -> float:
     """No server can give more, whatever it overlaps within a part."""
     return requests.concurrency * requests.output_len / seconds_of(workload(config, weights, requests), rates)
-
-
-def first_token_s(config: ModelConfig, weights: WeightFormat, requests: Requests, rates: Rates) -> float:
-    """No request that is alone can have its first token sooner."""
-    alone = Requests(1, requests.prompt_len, 1, requests.shared_len)
-    return seconds_of(workload(config, weights, alone), rates)
 
 
 def decode_step(

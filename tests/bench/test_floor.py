@@ -49,14 +49,6 @@ def test_the_floors_of_the_random_load_are_the_known_ones(
     assert found == pytest.approx(tokens_per_s, rel=0.04)
 
 
-def test_a_prompt_alone_needs_its_flops(smollm2: ModelConfig) -> None:
-    linear = 2 * 30 * (960 * 576 + 576 * 576 + 3072 * 576 + 576 * 1536) * 256
-    attention = 4 * 30 * 9 * 64 * (256 * 257 // 2)
-    head = 2 * 49152 * 576 / 34.6e9  # its bytes take longer than one row's arithmetic
-    found = floor.first_token_s(smollm2, FORMATS["bf16"], Requests(8, 256, 128), RATES)
-    assert found == pytest.approx((linear + attention) / 420e9 + head)
-
-
 def test_a_cached_prefix_is_not_computed_and_is_read_once(smollm2: ModelConfig) -> None:
     parts = floor.workload(smollm2, FORMATS["bf16"], Requests(8, 1024 + 64, 2, shared_len=1024))
     by_name = {part.name: part for part in parts}
