@@ -35,9 +35,8 @@ def run_batches(hub: Hub, batches: Receiver[ScheduleBatch], to_scheduler: Sender
         hub.wait()
         for batch in batches.drain():
             result = worker.run_step(batch)
-            if result is not None:
-                to_scheduler.send(result)
-            to_scheduler.send(StepAck(rank, batch.step, hub.num_dropped))
+            ack = StepAck(rank, batch.step, hub.num_dropped)
+            to_scheduler.send(*([ack] if result is None else [result, ack]))
         if hub.is_full:
             raise RuntimeError(f"the scheduler takes no results: {hub.num_pending} messages are waiting")
 

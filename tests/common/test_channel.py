@@ -61,6 +61,16 @@ def test_messages_arrive_in_order_even_when_the_receiver_binds_later(hub: Hub) -
     assert receive(hub, receiver, 20) == sent
 
 
+def test_messages_that_are_sent_together_arrive_in_order_as_messages_of_their_own(hub: Hub) -> None:
+    sender = hub.open_sender(manager_to_scheduler())
+    receiver = hub.open_receiver(manager_to_scheduler(), ToScheduler)
+    sent = [AbortReq([str(number)]) for number in range(7)]
+    sender.send(*sent[:3])
+    sender.send(sent[3])
+    sender.send(*sent[4:])
+    assert receive(hub, receiver, 7) == sent
+
+
 def test_a_frame_of_another_boot_is_dropped_and_counted(hub: Hub, raw_sender: "zmq.Socket[bytes]") -> None:
     receiver = hub.open_receiver(manager_to_scheduler(), ToScheduler)
     raw_sender.send(frame(0, ABORT, instance=INSTANCE + 1))
@@ -109,6 +119,16 @@ def test_a_sender_without_a_reader_keeps_everything_and_says_when_it_is_full(hub
     receiver = hub.open_receiver(manager_to_scheduler(), ToScheduler)
     assert receive(hub, receiver, number) == [AbortReq([str(index)]) for index in range(number)]
     assert not hub.is_full
+
+
+def test_of_a_full_link_nothing_is_lost_or_doubled_when_several_messages_are_sent_at_once(hub: Hub) -> None:
+    sender = hub.open_sender(manager_to_scheduler())
+    number = 0
+    while not sender.is_full:
+        sender.send(*[AbortReq([str(number + index)]) for index in range(3)])
+        number += 3
+    receiver = hub.open_receiver(manager_to_scheduler(), ToScheduler)
+    assert receive(hub, receiver, number) == [AbortReq([str(index)]) for index in range(number)]
 
 
 def test_integer_columns_round_trip_and_refuse_what_does_not_fit() -> None:

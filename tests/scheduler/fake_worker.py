@@ -257,6 +257,5 @@ def serve(
         for batch in batches.drain():
             result = worker.run_step(batch)
             time.sleep(step_seconds)
-            if config.rank == 0 and result is not None:
-                sender.send(result)
-            sender.send(StepAck(config.rank, batch.step))
+            answers = [result] if config.rank == 0 and result is not None else []
+            sender.send(*answers, StepAck(config.rank, batch.step))
