@@ -59,11 +59,11 @@ def block_size(in_features: int) -> int:
 
 def rotate(x_TK: torch.Tensor) -> torch.Tensor:
     """float32: Hadamard's transform of each block of inputs. Twice gives x times the block size."""
-    num_rows, size = x_TK.numel() // max(1, x_TK.shape[-1]), block_size(x_TK.shape[-1])
-    x, distance = x_TK.float(), 1
+    num_inputs = x_TK.shape[-1]
+    size, x, distance = block_size(num_inputs), x_TK.float(), 1
     while distance < size:
-        low, high = x.reshape(num_rows, -1, 2, distance).unbind(2)
-        x = torch.stack((low + high, low - high), dim=2)
+        low, high = x.reshape(*x_TK.shape[:-1], num_inputs // (2 * distance), 2, distance).unbind(-2)
+        x = torch.stack((low + high, low - high), dim=-2)
         distance *= 2
     return x.reshape(x_TK.shape)
 
