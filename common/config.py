@@ -89,7 +89,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
             "model",
             "on CPU. auto keeps a GGUF file's Q4_0, Q4_1 and Q8_0 as they are, and where --dtype auto is float32 makes "
             "the rest int8; int8 and int4 quantise what is not, in groups of 32 (lm_head in 8 bits); w8a8 is int8 "
-            "weights and activations; none dequantises all",
+            "weights and activations; none dequantises all, as auto does without a C compiler, which the others need",
             "-q",
             choices=("auto", "none", "int8", "int4", "w8a8"),
         ),

@@ -1,10 +1,12 @@
 """What this machine's CPUs are, as far as the defaults depend on it."""
 
 import os
+import shutil
 from pathlib import Path
 
 ROOT = Path("/")
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86 "flags", arm64 "Features"
+C_COMPILERS = ("gcc", "cc", "clang")  # those that kernels/compiler.py tries
 
 
 def multiplies_bfloat16(root: Path = ROOT) -> bool:
@@ -15,6 +17,11 @@ def multiplies_bfloat16(root: Path = ROOT) -> bool:
         return False
     flags = next((line for line in lines if line.split(":")[0].strip() in {"flags", "Features"}), "")
     return bool(BFLOAT16_FLAGS & set(flags.split()))
+
+
+def has_c_compiler() -> bool:
+    """Whether there is a compiler to build the C operators with."""
+    return any(shutil.which(name) for name in C_COMPILERS)
 
 
 def num_physical_cores(root: Path = ROOT) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from .config import ConfigError, ServerArgs
+from .cpu import C_COMPILERS
 from .memory_plan import plan_kv_pages
 from .model_struct import QUANTISATION_GROUP, ModelConfig
 from .tensor_parallel import ShardPlan, TensorShard, shard_plan, tensor_shards
@@ -21,6 +22,7 @@ GROUP_BYTES = {INT4: QUANTISATION_GROUP // 2 + 4, INT8: QUANTISATION_GROUP + 2} 
 W8A8_ROW_BYTES = 8  # a scale and a sum
 W8A8_UNIT = 4  # columns that one instruction takes
 BOTH_COPIES_SHARE = 0.5  # of what the KV cache leaves
+NO_COMPILER = f"no C compiler found ({', '.join(C_COMPILERS)})"
 
 
 class LinearPlan(msgspec.Struct, frozen=True):
@@ -57,6 +59,7 @@ class WeightPlan(msgspec.Struct, frozen=True):
     element_bytes: int
     keeps_dense: bool = True
     left_bytes: int = 0  # what the KV cache leaves to the weights and everything else
+    why_none: str = ""  # why "auto" quantises nothing
 
     def num_bytes(self) -> int:
         """What is kept, without the padding of packed rows."""
@@ -71,22 +74,28 @@ class WeightPlan(msgspec.Struct, frozen=True):
         return sum(linear.dense_bytes(self.element_bytes, self.keeps_dense) for linear in self.linears)
 
 
-def resolve_quantization(args: ServerArgs, device: str, dtype: str) -> str:
-    """What `--quantization` means on this device, in this resolved dtype. ConfigError where it asks for too much."""
+def resolve_quantization(args: ServerArgs, device: str, dtype: str, has_compiler: bool) -> tuple[str, str]:
+    """What `--quantization` means on this device, in this resolved dtype, and why "auto" means none on CPU.
+
+    ConfigError where it asks for too much.
+    """
     asked = args.quantization not in (AUTO, NONE)
     if device != "cpu":
         if asked:
             raise ConfigError(
                 f"--quantization {args.quantization} is not built for --device {device} yet, only for cpu"
             )
-        return NONE
+        return NONE, ""
     if asked and dtype == "float16":
         raise ConfigError(f"--quantization {args.quantization} needs --dtype bfloat16 or float32 on CPU, not float16")
+    if asked and not has_compiler:
+        raise ConfigError(f"--quantization {args.quantization} needs the C operators: {NO_COMPILER}")
     if args.quantization != AUTO:
-        return args.quantization
-    if args.kernel_backend == "torch" or dtype == "float16":
-        return NONE  # only C code multiplies packed weights quickly
-    return INT8 if args.dtype == AUTO and dtype == "float32" else AUTO
+        return args.quantization, ""
+    why_none = _why_none(args, dtype, has_compiler)
+    if why_none:
+        return NONE, why_none
+    return INT8 if args.dtype == AUTO and dtype == "float32" else AUTO, ""
 
 
 def plan_linears(config: ModelConfig, plan: ShardPlan, quantization: str) -> dict[str, LinearPlan]:
@@ -144,10 +153,19 @@ def weight_lines(plan: WeightPlan) -> dict[str, str]:
     return lines
 
 
+def _why_none(args: ServerArgs, dtype: str, has_compiler: bool) -> str:
+    """Only C code multiplies packed weights."""
+    if args.kernel_backend == "torch":
+        return "--kernel-backend torch switches the C operators off"
+    if dtype == "float16":
+        return "no C operator takes float16"
+    return "" if has_compiler else NO_COMPILER
+
+
 def _dense_line(plan: WeightPlan, quantised: list[LinearPlan]) -> str:
     both = msgspec.structs.replace(plan, keeps_dense=True)
     if all(linear.format in (DENSE, W8A8) for linear in quantised):
-        return _mb(plan.dense_bytes())
+        return _mb(plan.dense_bytes()) + (f"; none is quantised: {plan.why_none}" if plan.why_none else "")
     limit = f"half of the {_mb(plan.left_bytes)} that the KV cache leaves"
     if plan.keeps_dense:
         return f"{_mb(plan.dense_bytes())}, a second copy for steps of many tokens: all weights fit in {limit}"

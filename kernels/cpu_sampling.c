@@ -10,10 +10,8 @@ So that every version computes the same numbers, products and sums are not contr
 
 #include "cpu_noise.h"
 #include "cpu_rows.h"
-#include "cpu_scratch.h"
 #include "cpu_team.h"
 
-#define NO_MEMORY 1
 #define DIGITS 2048
 #define FIRST_SHIFT 20 /* keys have 31 bits; their digits 11, 11 and 9 */
 #define MASS_BITS 29   /* the likeliest token's mass is 2^29; four fit an unsigned integer */
@@ -36,6 +34,7 @@ typedef struct {
     const int64_t *top_k, *seeds, *positions;
     int64_t *ids;
     group_scratch *scratch;
+    float *values; /* room for a row, and GROUP more, of each thread */
     int64_t num_rows, vocab_size, row_stride;
 } sampling_args;
 
@@ -295,15 +294,15 @@ static void sample_row(const sampling_args *a, int64_t index, float *values, tea
     a->ids[index] = best.id;
 }
 
+_Static_assert(BLOCK + LANES <= GROUP, "gather writes so far behind a row");
+
 /* A thread takes whole rows, unless rows are so few that threads had none. */
 int sample(const sampling_args *a, team *t) {
-    float *values = thread_scratch((a->vocab_size + BLOCK + LANES) * (int64_t)sizeof *values);
+    float *values = a->values + t->thread * (a->vocab_size + GROUP);
     if (2 * a->num_rows <= t->num_threads) {
-        if (!values) abort(); /* the others would wait for this thread for ever */
         for (int64_t row = 0; row < a->num_rows; row++) sample_row(a, row, values, t);
         return 0;
     }
-    if (!values) return NO_MEMORY;
     team_shared own = {0};
     team alone = {0, 1, 0, &own};
     for (int64_t row = next_item(t); row < a->num_rows; row = next_item(t)) sample_row(a, row, values, &alone);

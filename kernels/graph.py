@@ -3,8 +3,8 @@
 While a graph records, C operators are noted down and not run, and `new_empty` hands out the graph's own memory. A run
 reads and writes the same addresses, so tensors that are not made while recording (weights, caches, inputs) must
 outlive the graph, and new inputs are copied into them. An operator may note down memory for each of torch's threads,
-so a graph runs on no more than there were when it was recorded. torch's own arithmetic can not be recorded: an operator that
-would run as torch raises NotRecordable.
+so a graph runs on no more than there were when it was recorded. torch's own arithmetic can not be recorded: an operator
+that would run as torch raises NotRecordable.
 """
 
 import contextlib

@@ -66,9 +66,17 @@ def run_nodes(nodes: "ctypes.Array[Node]") -> None:
 
 
 def new_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Uninitialised memory for an operator's result, of the graph that records or torch's."""
+    """Uninitialised memory for an operator's result or scratch, of the graph that records or torch's.
+
+    MemoryError where there is none.
+    """
     graph = recording()
-    return torch.empty(*shape, dtype=dtype) if graph is None else graph.arena.new_empty(shape, dtype)
+    if graph is not None:
+        return graph.arena.new_empty(shape, dtype)
+    try:
+        return torch.empty(*shape, dtype=dtype)
+    except RuntimeError as error:
+        raise MemoryError(f"no memory for a tensor {tuple(shape)} of {dtype}") from error
 
 
 def are_heads_adjacent(x_THD: torch.Tensor) -> bool:

@@ -181,7 +181,7 @@ class SamplingArgs(ctypes.Structure):
 
     _fields_ = (
         *((name, POINTER) for name in ("logits", "temperature", "top_p", "min_p", "top_k", "seeds", "positions")),
-        *((name, POINTER) for name in ("ids", "scratch")),
+        *((name, POINTER) for name in ("ids", "scratch", "values")),
         *((name, INT64) for name in ("num_rows", "vocab_size", "row_stride")),
     )
 
@@ -205,8 +205,9 @@ def sample_c(logits_RV: torch.Tensor, params: SamplingTensors, positions_R: torc
     num_rows, vocab_size = logits_RV.shape
     ids_R = new_empty((num_rows,), torch.int64)
     scratch = new_empty((num_rows, -(-vocab_size // GROUP), GROUP_SCRATCH), torch.int64)
+    values = new_empty((torch.get_num_threads(), vocab_size + GROUP), torch.float32)
     floats = (logits_RV, params.temperature_R, params.top_p_R, params.min_p_R)
-    tensors = (*floats, params.top_k_R, params.seed_R, positions_R, ids_R, scratch)
+    tensors = (*floats, params.top_k_R, params.seed_R, positions_R, ids_R, scratch, values)
     args = SamplingArgs(*(x.data_ptr() for x in tensors), num_rows, vocab_size, logits_RV.stride(0))
     launch(find_function("cpu_sampling.c", "sample"), args)
     return ids_R

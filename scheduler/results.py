@@ -19,7 +19,8 @@ def process_batch_result(state: SchedulerState, result: BatchResult) -> None:
     in_flight = state.in_flight.pop(0)
     columns = read_result(in_flight, result)
     state.stats.on_step(result.step_seconds)
-    state.chunk_size.on_step(in_flight.work, result.step_seconds)
+    if not any(flag & ROW_ERROR for flag in columns.flags):  # a row that failed may have computed nothing
+        state.chunk_size.on_step(in_flight.work, result.step_seconds)
     ended_before = [req for req in state.ending.values() if req.last_step == in_flight.step]
     _fail_rows(state, in_flight, columns)
     num_first_tokens = _process_extends(state, in_flight, columns)

@@ -21,10 +21,10 @@ PREFILL_SCALE = 64
 
 FORGETTING = 0.95  # a step counts half after 14 more
 HOLD = 0.1  # holds what was known where all that told of it is forgotten
-MAX_SURPRISE = (
-    2.0  # a step counts as if it had taken at most so many times what was expected, or at least one of so many
-)
+MAX_SURPRISE = 2.0  # a step counts as if it took at most so many times what was expected, and at least one of so many
 NUM_FREE_STEPS = 8  # nothing is a surprise before
+MIN_SCALE = 1e-6  # seconds: errors below are not told apart
+SINGULAR = 1e-14  # what elimination leaves of a diagonal element is its rounding
 
 Vector = list[float]
 
@@ -79,9 +79,9 @@ class StepCost:
             scale, seconds = expected, min(max(seconds, expected / MAX_SURPRISE), expected * MAX_SURPRISE)
         if work.num_prefill_tokens:
             beyond = seconds - self.without_prompts(work.num_decodes)
-            self._prompts.learn(_prefill_inputs(work), beyond, scale)
+            self._prompts.learn(_prefill_inputs(work), beyond, max(scale, MIN_SCALE))
         else:
-            self._without_prompts.learn(_decode_inputs(work.num_decodes), seconds, scale)
+            self._without_prompts.learn(_decode_inputs(work.num_decodes), seconds, max(scale, MIN_SCALE))
 
 
 class Fit:
@@ -106,7 +106,7 @@ class Fit:
         self._solve()
 
     def _solve(self) -> None:
-        """The best weights, those that would be negative left out one after another."""
+        """The best weights; those that would be negative, or cannot be told from others, are left out one by one."""
         indexes = list(range(len(self.weights)))
         known: dict[int, float] = {}
         while indexes:
@@ -114,6 +114,9 @@ class Fit:
                 [[self._information[row][column] + HOLD * (row == column) for column in indexes] for row in indexes],
                 [self._evidence[index] + HOLD * self.weights[index] for index in indexes],
             )
+            if isinstance(solution, int):
+                del indexes[solution]
+                continue
             if min(solution) >= 0:
                 known = dict(zip(indexes, solution, strict=True))
                 break
@@ -136,10 +139,15 @@ def _prefill_inputs(work: StepWork) -> Vector:
     return [each / PREFILL_SCALE for each in corners]
 
 
-def _solve(matrix: list[Vector], vector: Vector) -> Vector:
-    """matrix^-1 vector by elimination; the matrix is positive definite, so it needs no pivots."""
+def _solve(matrix: list[Vector], vector: Vector) -> Vector | int:
+    """matrix^-1 vector by elimination; the matrix is positive definite but for rounding, so it needs no pivots.
+
+    Where rounding is all that is left of a pivot, its index: that column depends on those before it.
+    """
     rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
     for index, pivot in enumerate(rows):
+        if pivot[index] <= SINGULAR * matrix[index][index]:
+            return index
         for row in rows:
             if row is not pivot:
                 factor = row[index] / pivot[index]

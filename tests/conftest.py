@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import millstream
+from millstream.common.cpu import C_COMPILERS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,3 +36,10 @@ def system_tool(request: pytest.FixtureRequest) -> Callable[[str, str], str]:
         pytest.skip(message)
 
     return find
+
+
+@pytest.fixture(scope="session")
+def c_compiler(system_tool: Callable[[str, str], str]) -> str:
+    """The path of a C compiler; skips what tests C operators where there is none."""
+    tool = next((name for name in C_COMPILERS if shutil.which(name)), C_COMPILERS[0])
+    return system_tool(tool, "apt-get install gcc libc6-dev")

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from ..common.config import AUTO_CHUNK, ConfigError, ServerArgs
-from ..common.cpu import multiplies_bfloat16
+from ..common.cpu import has_c_compiler, multiplies_bfloat16
 from ..common.memory_plan import available_host_memory, plan_kv_pages
 from ..common.model_config import load_model_config
 from ..common.model_path import find_model, model_name
@@ -78,17 +78,19 @@ def _resolve(args: ServerArgs, config: ModelConfig) -> tuple[ServerArgs, WeightP
     if device == "cuda" and args.tp_size > _num_gpus():
         raise ConfigError(f"--device cuda with --tp-size {args.tp_size}: this machine has {_num_gpus()} NVIDIA GPUs")
     dtype = args.dtype if args.dtype != "auto" else _find_dtype(device)
+    quantization, why_none = resolve_quantization(args, device, dtype, has_c_compiler())
     seed = secrets.randbelow(2**31) if args.random_seed is None else args.random_seed
     args = msgspec.structs.replace(
         args,
         context_length=context,
         device=device,
         dtype=dtype,
-        quantization=resolve_quantization(args, device, dtype),
+        quantization=quantization,
         random_seed=seed,
     )
     available_bytes = available_host_memory() if device == "cpu" else 0
     weights = plan_weights(config, args, ELEMENT_BYTES[dtype], _kv_bytes_per_token(args, config), available_bytes)
+    weights = msgspec.structs.replace(weights, why_none=why_none)
     if device == "cpu":
         max_total_tokens = _plan_host_kv(args, config, weights, available_bytes)
         args = msgspec.structs.replace(args, max_total_tokens=max_total_tokens)

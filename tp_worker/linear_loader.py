@@ -22,7 +22,11 @@ CHUNK_VALUES = 2**23  # read in float32 at a time, to be quantised
 
 
 class LinearLoader:
-    """Makes layers of one rank. Quantised copies need C code: without it every layer is dense, in the same values."""
+    """Makes layers of one rank.
+
+    Quantised copies need C code. Without a compiler none is planned; where the code does not build, layers are dense in
+    the same values.
+    """
 
     def __init__(
         self,

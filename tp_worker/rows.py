@@ -59,7 +59,8 @@ class Rows:
         self.has_error: BoolArray = np.zeros(num, np.bool_)
         self.errors: dict[int, str] = {}  # row -> why all its steps fail until it is freed
         self.input_ids: dict[int, Int32Array] = {}
-        self.end_token_ids: dict[int, list[int]] = {}
+        self.end_token_ids: Int32Array = np.zeros((num, 0), np.int32)  # as wide as any row has needed
+        self.num_end_token_ids: Int32Array = np.zeros(num, np.int32)
         self.unmasked_lens: Int64Array = np.zeros(num, np.int64)  # row length from which end tokens are allowed
         self.temperatures: Float32Array = np.zeros(num, np.float32)  # 0 is greedy
         self.top_ks: Int64Array = np.zeros(num, np.int64)
@@ -87,8 +88,8 @@ class Rows:
         self._check_known(np.array([row]), "is freed")
         self.generations[row] = FREE
         self.has_error[row] = False
-        for table in (self.errors, self.input_ids, self.end_token_ids):
-            table.pop(row, None)
+        self.errors.pop(row, None)
+        self.input_ids.pop(row, None)
 
     def _add(self, req: NewReq) -> None:
         row, params = req.row, req.sampling_params
@@ -106,13 +107,20 @@ class Rows:
         logger.debug("request %s: row %d, %d tokens", req.rid, row, len(input_ids))
         self.input_ids[row] = input_ids
         self.last_tokens[row] = input_ids[-1]
-        self.end_token_ids[row] = [i for i in req.end_token_ids if 0 <= i < self.limits.vocab_size]
+        self._set_end_tokens(row, [i for i in req.end_token_ids if 0 <= i < self.limits.vocab_size])
         self.unmasked_lens[row] = req.prompt_len + params.min_new_tokens
         self.temperatures[row] = 0.0 if params.is_greedy else max(params.temperature, GREEDY_TEMPERATURE)
         self.top_ks[row] = params.top_k
         self.top_ps[row] = params.top_p
         self.min_ps[row] = params.min_p
         self.seeds[row] = params.seed or 0
+
+    def _set_end_tokens(self, row: int, token_ids: list[int]) -> None:
+        missing = len(token_ids) - self.end_token_ids.shape[1]
+        if missing > 0:
+            self.end_token_ids = np.pad(self.end_token_ids, ((0, 0), (0, missing)))
+        self.end_token_ids[row, : len(token_ids)] = token_ids
+        self.num_end_token_ids[row] = len(token_ids)
 
     def _problem(self, req: NewReq, input_ids: Int32Array) -> str | None:
         """What is wrong with the request itself: its error, and nobody else's."""

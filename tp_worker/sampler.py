@@ -6,7 +6,7 @@ import torch
 from ..kernels.logits import TokenLists, apply_logit_bias
 from ..kernels.sampling import SamplingTensors, sample
 from .communicator import Communicator
-from .rows import Int32Array, Int64Array, Rows
+from .rows import BoolArray, Int32Array, Int64Array, Rows
 
 
 def next_tokens(
@@ -27,18 +27,17 @@ def _sample(rows: Rows, rows_S: Int32Array, logits_SV: torch.Tensor) -> torch.Te
     row_lens_S = rows.row_lens[rows_S].astype(np.int64)
     is_too_short_S = row_lens_S < rows.unmasked_lens[rows_S]
     if is_too_short_S.any():
-        pairs = zip(rows_S.tolist(), is_too_short_S.tolist(), strict=True)
-        _forbid([rows.end_token_ids[row] if is_too_short else [] for row, is_too_short in pairs], logits_SV)
+        _forbid_end_tokens(rows, rows_S, is_too_short_S, logits_SV)
     columns = (rows.temperatures, rows.top_ks, rows.top_ps, rows.min_ps, rows.seeds)
     params = SamplingTensors(*(torch.from_numpy(column[rows_S]).to(logits_SV.device) for column in columns))
     return sample(logits_SV, params, torch.from_numpy(row_lens_S).to(logits_SV.device))
 
 
-def _forbid(ids_of_S: list[list[int]], logits_SV: torch.Tensor) -> None:
-    """Each row's tokens, in place: end tokens before `min_new_tokens`."""
-    ends_S = np.cumsum([len(ids) for ids in ids_of_S])
-    starts_S = ends_S - [len(ids) for ids in ids_of_S]
-    ids_N = [token_id for ids in ids_of_S for token_id in ids]
-    columns = (torch.tensor(column, dtype=torch.int32) for column in (starts_S, ends_S, ids_N))
-    tokens = TokenLists(*(column.to(logits_SV.device) for column in columns))
-    apply_logit_bias(logits_SV, tokens, torch.full((len(ids_N),), float("-inf"), device=logits_SV.device))
+def _forbid_end_tokens(rows: Rows, rows_S: Int32Array, is_too_short_S: BoolArray, logits_SV: torch.Tensor) -> None:
+    """Those of the rows that are too short, in place. E is the room for each row's."""
+    ids_SE = rows.end_token_ids[rows_S]
+    starts_S = np.arange(len(rows_S), dtype=np.int32) * np.int32(ids_SE.shape[1])
+    ends_S = starts_S + rows.num_end_token_ids[rows_S] * is_too_short_S
+    columns = (torch.from_numpy(column).to(logits_SV.device) for column in (starts_S, ends_S, ids_SE.ravel()))
+    biases_N = torch.full((ids_SE.size,), float("-inf"), device=logits_SV.device)
+    apply_logit_bias(logits_SV, TokenLists(*columns), biases_N)

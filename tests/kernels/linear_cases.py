@@ -2,7 +2,7 @@
 
 import torch
 
-from millstream.kernels.linear import DenseWeight, can_block, pack_dense
+from millstream.kernels.linear import DenseWeight, can_block, has_matrix_unit, pack_dense
 from millstream.kernels.linear_int4 import GROUP, pack_int4
 from millstream.kernels.linear_int8 import pack_int8
 from millstream.kernels.linear_w8a8 import pack_w8a8
@@ -12,6 +12,12 @@ NUM_ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 33)
 NUM_OUTPUTS = (1, 15, 47, 48, 49, 96, 200)
 SUMS: Tolerances = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (0.02, 0.02)}
 FEW_INPUTS = (GROUP, 96, 160)
+ROTATED_INPUTS = (4, 8, 16, 20, 32, 64, 80, 96, 132, 192)  # blocks of 4 to 64, one and several
+HAS_ONEDNN = can_block(torch.empty(0, dtype=torch.bfloat16))
+DENSE_VERSIONS = {
+    "c": (torch.float32,) if has_matrix_unit(torch.bfloat16) else (torch.float32, torch.bfloat16),
+    "onednn": (torch.bfloat16,) if HAS_ONEDNN else (),
+}
 
 
 def rows_bias_dtype(
@@ -34,7 +40,7 @@ def whole_numbers(draw: Draw, low: int, high: int, shape: tuple[int, int], dtype
     return torch.randint(low, high + 1, shape, generator=draw.generator).to(dtype)
 
 
-@cases("linear_dense", num_seeds=40, tolerances=SUMS)
+@cases("linear_dense", num_seeds=40, tolerances=SUMS, only=DENSE_VERSIONS)
 def linear_dense_case(draw: Draw) -> Call:
     """Every third weight is in oneDNN's form."""
     num_outputs, num_inputs = draw.shapes.choice(NUM_OUTPUTS), draw.shapes.choice((2, 6, 64, 130))
@@ -64,10 +70,10 @@ def linear_int8_case(draw: Draw) -> Call:
     return call(x, pack_int8(q, scales(draw, *shape) / 8, bias), out_dtype)
 
 
-@cases("linear_w8a8", num_seeds=30, tolerances=SUMS)
+@cases("linear_w8a8", num_seeds=60, tolerances=SUMS)
 def linear_w8a8_case(draw: Draw) -> Call:
     """Rows of zeros among the others."""
-    shape = draw.shapes.choice(NUM_OUTPUTS), draw.shapes.choice((4, 20, 64, 132))
+    shape = draw.shapes.choice(NUM_OUTPUTS), draw.shapes.choice(ROTATED_INPUTS)
     x, bias, out_dtype = rows_bias_dtype(draw, shape[1], shape[0])
     if len(x) > 2:
         x[1] = 0

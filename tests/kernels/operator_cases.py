@@ -6,9 +6,10 @@
 
 test_catalogue.py then compares every version of rms_norm with the reference on these calls, for each type and seed, at
 once and inside a recorded graph that is replayed with other contents; an operator without cases fails it, and so does a
-version that takes no call at all. A seed must give the same call every time: each version gets a fresh one. Sizes come
-from `draw.shapes` (and `draw.seed`, to walk through every edge), everything else from `draw.values` and `draw.randn`, so
-that two contents of a seed have the same shapes. Results and operands, which may be changed in place, are compared.
+version that takes no call of one of the types (`only` names the types of a version that is not for all of them). A seed
+must give the same call every time: each version gets a fresh one. Sizes come from `draw.shapes` (and `draw.seed`, to
+walk through every edge), everything else from `draw.values` and `draw.randn`, so that two contents of a seed have the
+same shapes. Results and operands, which may be changed in place, are compared.
 """
 
 import dataclasses
@@ -57,6 +58,7 @@ class Cases:
     num_seeds: int
     dtypes: tuple[torch.dtype, ...]
     tolerances: Tolerances
+    only: dict[str, tuple[torch.dtype, ...]] = dataclasses.field(default_factory=dict)  # by version
 
     def calls(self, every: int = 1) -> Iterator[tuple[torch.dtype, int, Call]]:
         """Every so many calls, with their types and seeds."""
@@ -74,12 +76,13 @@ def cases(
     num_seeds: int = 12,
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16),
     tolerances: Tolerances = ROUNDING,
+    only: dict[str, tuple[torch.dtype, ...]] | None = None,
 ) -> Callable[[Callable[[Draw], Call]], Callable[[Draw], Call]]:
-    """Register the decorated function as the cases of an operator. `tolerances` holds each of `dtypes`."""
+    """Register the decorated function as the cases of an operator. `tolerances` holds each of `dtypes`, `only` the types of a version."""
 
     def register(make: Callable[[Draw], Call]) -> Callable[[Draw], Call]:
         assert operator not in CASES, f"two sets of cases for {operator}"
-        CASES[operator] = Cases(make, num_seeds, dtypes, tolerances)
+        CASES[operator] = Cases(make, num_seeds, dtypes, tolerances, only or {})
         return make
 
     return register

@@ -27,7 +27,7 @@ SOURCE = "int answer(void) { return 42; }\n"
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(c_compiler: str, tmp_path: Path) -> Path:
     path = tmp_path / "source" / "answer.c"
     path.parent.mkdir()
     path.write_text(SOURCE)
@@ -111,6 +111,7 @@ def test_without_a_compiler_the_torch_versions_run_and_it_is_logged_once(
     assert build_error("cpu_operators_f32.c") == "no C compiler found (gcc, cc or clang)"
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_what_a_type_needs_can_be_built_ahead(tmp_path: Path) -> None:
     configure("auto", tmp_path / "cache")
     prepare(torch.float32)
@@ -129,6 +130,7 @@ def test_an_unknown_backend_is_refused() -> None:
         set_backend("triton-on-toast")  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_c_and_torch_share_one_openmp_runtime() -> None:
     torch.set_num_threads(2)
     torch.randn(512, 512) @ torch.randn(512, 512)

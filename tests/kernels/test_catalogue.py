@@ -4,6 +4,7 @@ operator_cases.py says how an operator comes in here; none can stay out.
 """
 
 import contextlib
+import dataclasses
 import importlib
 import platform
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from millstream.kernels.backend import configure, prepare, set_backend
 from millstream.kernels.catalogue import Operator, Version, known_operators
 from millstream.kernels.graph import Arena, record
 from millstream.kernels.kv_cache import KVCache
+from millstream.kernels.linear_w8a8 import W8A8Weight, block_size
 from millstream.kernels.native import run_nodes
 from tests.kernels.operator_cases import CASES, ROUNDING, Call, Cases, Draw, call, tensors_in
 
@@ -66,19 +68,20 @@ def assert_same(actual: object, expected: object, tolerance: tuple[float, float]
 
 
 def check_version(known: AnyOperator, version: AnyVersion, cases: Cases, every: int = 1) -> None:
-    """The version agrees with the reference on each call that it takes, and takes some."""
-    num_taken = 0
+    """The version agrees with the reference on each call that it takes, and takes some of each type that it is for."""
+    taken = set()
     for dtype, seed, operands in cases.calls(every):
         if not version.takes(*operands.args, **operands.kwargs):
             continue
-        num_taken += 1
+        taken.add(dtype)
         expected_operands = cases.make(Draw(dtype, seed))
         expected = known.reference(*expected_operands.args, **expected_operands.kwargs)
         with threads(2 if seed % THREADED_SEEDS == 0 else 1):
             actual = version.function(*operands.args, **operands.kwargs)
         where = f"{known.name} {version.name} {dtype} seed {seed}"
         assert_same((actual, operands), (expected, expected_operands), cases.tolerances[dtype], where)
-    assert num_taken, f"{known.name}: no case is one that {version.name} takes"
+    meant = set(cases.only.get(version.name, cases.dtypes))
+    assert taken == meant, f"{known.name} {version.name} takes cases of {taken}, and is for {meant}"
 
 
 def check_recorded(known: AnyOperator, version: AnyVersion, cases: Cases) -> None:
@@ -86,7 +89,7 @@ def check_recorded(known: AnyOperator, version: AnyVersion, cases: Cases) -> Non
     for dtype, seed, operands in cases.calls(FEWER_SEEDS):
         if not version.takes(*operands.args, **operands.kwargs):
             continue
-        with record(Arena(ARENA_BYTES)) as graph:
+        with threads(2), record(Arena(ARENA_BYTES)) as graph:
             actual = version.function(*operands.args, **operands.kwargs)
         for content in (0, 1):
             expected_operands = cases.make(Draw(dtype, seed, content))
@@ -126,18 +129,29 @@ def test_the_cases_of_attention_reach_every_edge(name: str) -> None:
     assert edges >= {"no request", "one token", "exact page", "one over", "empty row"}
 
 
+@pytest.mark.parametrize("every", [1, FEWER_SEEDS])
+def test_the_cases_of_w8a8_reach_every_block_that_is_rotated(every: int) -> None:
+    weights = [operands.args[1] for _, _, operands in CASES["linear_w8a8"].calls(every)]
+    sizes = {block_size(weight.in_features) for weight in weights if isinstance(weight, W8A8Weight)}
+    assert sizes == {4, 8, 16, 32, 64}
+
+
 @pytest.mark.parametrize("name", VERSIONS)
-def test_a_version_agrees_with_the_reference(name: str) -> None:
+def test_a_version_agrees_with_the_reference(name: str, request: pytest.FixtureRequest) -> None:
+    if name in RECORDED_VERSIONS:
+        request.getfixturevalue("c_compiler")
     known, version = VERSIONS[name]
     check_version(known, version, CASES[known.name])
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("name", RECORDED_VERSIONS)
 def test_a_version_agrees_when_it_is_recorded_and_replayed(name: str) -> None:
     known, version = VERSIONS[name]
     check_recorded(known, version, CASES[known.name])
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_c_versions_agree_on_older_cpus(baseline: str, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if FEATURES.get(baseline, "") not in Path("/proc/cpuinfo").read_text():
@@ -193,9 +207,18 @@ class TestTheChecks:
             check_version(*self.operator_with(lambda x: x.mul_(2)), doubles)
 
     def test_a_version_that_takes_no_case_fails(self, doubles: Cases) -> None:
-        with pytest.raises(AssertionError, match="no case is one that c takes"):
+        with pytest.raises(AssertionError, match=r"takes cases of set\(\)"):
             check_version(*self.operator_with(lambda x: x * 2, takes=False), doubles)
 
+    def test_a_version_that_takes_one_type_of_two_fails_unless_it_is_for_that_one(self, doubles: Cases) -> None:
+        known: AnyOperator = Operator(self.double)
+        known.version("c", takes=lambda x: x.dtype == torch.float32)(self.double)
+        both = dataclasses.replace(doubles, dtypes=(torch.float32, torch.bfloat16))
+        with pytest.raises(AssertionError, match="is for"):
+            check_version(known, known.versions[0], both)
+        check_version(known, known.versions[0], dataclasses.replace(both, only={"c": (torch.float32,)}))
+
+    @pytest.mark.usefixtures("c_compiler")
     def test_a_version_that_looks_at_contents_while_it_records_fails(self, doubles: Cases) -> None:
         with pytest.raises(AssertionError, match="content 1"):
             check_recorded(*self.operator_with(self.double), doubles)

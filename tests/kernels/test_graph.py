@@ -16,7 +16,7 @@ from millstream.kernels import graph as graphs
 from millstream.kernels.activation import silu_and_mul
 from millstream.kernels.backend import configure, set_backend
 from millstream.kernels.graph import ALIGNMENT, Arena, Node, NotRecordable, record
-from millstream.kernels.native import OperatorError, run_nodes
+from millstream.kernels.native import OperatorError, new_empty, run_nodes
 from millstream.kernels.rms_norm import add_rms_norm, rms_norm
 
 ARENA_BYTES = 4096
@@ -87,6 +87,7 @@ def test_a_view_keeps_its_block_and_a_borrowed_tensor_does_not() -> None:
     assert bool((borrowed == 7.0).all())
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_a_graph_runs_again_on_new_inputs_with_reused_memory() -> None:
     arena = Arena(2**16)
     x, residual, weight = torch.empty(5, 64), torch.empty(5, 64), torch.rand(64)
@@ -122,13 +123,13 @@ def test_a_graph_does_not_record_within_another() -> None:
 
 
 @pytest.fixture(scope="module")
-def take_all(tmp_path_factory: pytest.TempPathFactory) -> int:
+def take_all(c_compiler: str, tmp_path_factory: pytest.TempPathFactory) -> int:
     """The address of OPERATORS' function."""
     folder = tmp_path_factory.mktemp("operators")
     source, library = folder / "take.c", folder / "take.so"
     source.write_text(OPERATORS)
     include = Path(graphs.__file__).parent
-    subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-I{include}", "-o", library, source], check=True)
+    subprocess.run([c_compiler, "-O2", "-shared", "-fPIC", f"-I{include}", "-o", library, source], check=True)
     address = ctypes.cast(ctypes.CDLL(str(library)).take_all, ctypes.c_void_p).value
     assert address is not None
     return address
@@ -158,9 +159,15 @@ def test_the_first_failure_ends_the_graph_and_keeps_its_code(take_all: int, num_
     assert [int(x) for x in hits] == [150, 150, 0, 0]
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_a_graph_needs_no_openmp(kernel_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millstream.kernels.compiler.OPENMP_FLAG", "-fno-openmp")
     configure("auto", tmp_path)
     torch.set_num_threads(4)
     x, weight = torch.randn(9, 32), torch.rand(32)
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), rms_norm.reference(x, weight, 1e-5))
+
+
+def test_scratch_that_is_too_large_for_the_machine_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="float32"):
+        new_empty((2**20, 2**30), torch.float32)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,10 +31,8 @@ def runs(report: dict[str, Any]) -> dict[str, str]:
     return {operator["name"]: operator["runs"] for operator in report["operators"]}
 
 
-def failing_compiler(directory: Path, source: str) -> Path:
-    """A folder with a gcc that refuses one source."""
-    compiler = shutil.which("gcc")
-    assert compiler is not None
+def failing_compiler(directory: Path, compiler: str, source: str) -> Path:
+    """A folder with a gcc that refuses one source, and is `compiler` for the others."""
     directory.mkdir()
     script = (
         f'#!/bin/sh\ncase "$*" in *{source}*) echo "{source}: no such luck" >&2; exit 1;; esac\nexec {compiler} "$@"\n'
@@ -45,6 +42,7 @@ def failing_compiler(directory: Path, source: str) -> Path:
     return directory
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_json_has_every_operator_with_its_versions(capsys: pytest.CaptureFixture[str]) -> None:
     report = json_of(capsys, "--dtype", "bfloat16", "--device", "cpu")
     assert list(runs(report)) == [known.name for known in known_operators()]
@@ -61,6 +59,7 @@ def test_json_has_every_operator_with_its_versions(capsys: pytest.CaptureFixture
     )
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_the_table_names_every_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--dtype", "bfloat16", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -77,9 +76,9 @@ def test_the_backend_torch_is_honoured(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_source_that_does_not_build_is_named_once_with_the_compilers_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    c_compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory = failing_compiler(tmp_path / "bin", "cpu_linear_f32.c")
+    directory = failing_compiler(tmp_path / "bin", c_compiler, "cpu_linear_f32.c")
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     report = json_of(capsys, "--dtype", "float32", "--device", "cpu")

@@ -39,6 +39,7 @@ def test_groups_are_unpacked_to_what_was_packed(lanes: int) -> None:
     assert torch.equal(unpack_int8(pack_int8(q8, d, lanes=lanes)), q8.float() * each_d)
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_weight_is_kept_in_one_form_and_its_bytes_are_counted(dtype: torch.dtype) -> None:
     weight_NK = torch.randn(96, 64).to(dtype)
@@ -66,6 +67,7 @@ def test_leading_shapes_pass_through() -> None:
     assert linear_dense(torch.ones(2, 3, 4, dtype=torch.bfloat16), packed, torch.float32).shape == (2, 3, 6)
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("num_rows", [1, 5, 40])
 def test_a_row_does_not_depend_on_the_rows_beside_it(num_rows: int) -> None:
     """What keeps a request's tokens the same in every batch, as long as the weight's copy is the same."""

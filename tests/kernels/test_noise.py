@@ -80,6 +80,7 @@ def test_the_words_of_a_vocabulary_are_those_of_its_tokens(num_tokens: int) -> N
     assert torch.equal(vocabulary_words(seeds, positions, num_tokens), torch.stack(words))
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_c_and_torch_give_the_same_bits() -> None:
     library = load_library("cpu_sampling.c")
     assert library is not None

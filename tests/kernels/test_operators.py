@@ -54,6 +54,7 @@ def check_reports(dtype: torch.dtype) -> dict[str, OperatorReport]:
     return reports
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_version_that_is_said_to_run_runs(dtype: torch.dtype) -> None:
     reports = check_reports(dtype)
@@ -78,6 +79,7 @@ def test_with_the_backend_torch_it_names_the_flag(dtype: torch.dtype) -> None:
         assert {version.why_not for version in report.versions} == {"--kernel-backend torch", ""}
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_a_type_or_device_without_c_code_is_named() -> None:
     half = {report.name: report for report in describe_operators(CPU, torch.float16)}
     assert half["rms_norm"].versions[0].why_not == "there is no C code for torch.float16"

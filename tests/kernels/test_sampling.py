@@ -134,6 +134,7 @@ def test_neighbouring_positions_of_a_seed_are_independent() -> None:
     assert statistic <= CHI_SQUARE_LIMITS[freedom]
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("vocab_size", [1, 7, 64, 1000, 5000, 49152])
 def test_both_versions_choose_the_same_tokens(vocab_size: int) -> None:
     choose, generator = random.Random(vocab_size), torch.Generator().manual_seed(vocab_size)
@@ -149,6 +150,7 @@ def test_both_versions_choose_the_same_tokens(vocab_size: int) -> None:
         assert torch.equal(sample_c(logits, params, positions), sample.reference(logits, params, positions))
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("spread", [0.5, 3.0])
 def test_both_versions_draw_the_line_at_the_same_token(spread: float) -> None:
     """So many rows that one token more or less would be seen."""

@@ -47,6 +47,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return save_model(request.param, tmp_path)
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_a_step_is_operators_alone(folder: Path) -> None:
     decoder = load_decoder(folder)
     ids = prompt()
@@ -55,6 +56,7 @@ def test_a_step_is_operators_alone(folder: Path) -> None:
             decoder._compute(batch)
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("variant", ["llama", "gemma3"])
 def test_decode_steps_of_changing_rows_are_those_of_one_prefill(variant: str, tmp_path: Path) -> None:
     """The same graphs serve other tokens, lengths and wider page tables, with two and three requests in turn."""
@@ -71,6 +73,7 @@ def test_decode_steps_of_changing_rows_are_those_of_one_prefill(variant: str, tm
     assert set(decoder._graphs._recorded) == {(3 * start, 3, 3 * start), (2, 2, 2), (3, 3, 3)}
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_the_graphs_that_were_used_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_graphs, "MAX_GRAPHS", 2)
     decoder, ids = load_decoder(save_model("llama", tmp_path)), prompt()
@@ -106,6 +109,7 @@ def test_what_cannot_be_recorded_runs_operator_by_operator(tmp_path: Path, caplo
     assert len(told) == 1
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_a_step_larger_than_the_arena_gets_a_larger_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_graphs, "FIRST_ARENA_BYTES", 4096)
     logits = run(load_decoder(save_model("llama", tmp_path)), prompt())

@@ -74,6 +74,7 @@ def kinds_of(weights: Weights, num_rows: int) -> dict[str, type]:
     return {name.split(".")[-1]: type(layer.weight_for(num_rows)) for name, layer in linears(weights).items()}
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("tp_size", [1, 2, 3])
 @pytest.mark.parametrize(
     ("variant", "architecture", "kind", "expected"),
@@ -114,6 +115,7 @@ def test_a_model_gives_the_same_logits_with_any_copies(tmp_path: Path) -> None:
         torch.testing.assert_close(logits, found[0], atol=1e-3, rtol=0)
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_parts_of_other_types_make_their_fused_layer_dense(tmp_path: Path) -> None:
     kinds = {"attn_v": Kind.Q8_0, "ffn_up": Kind.Q4_0, "ffn_down": Kind.Q5_1, "attn_output": Kind.F16}
     path = write_model(tmp_path / "model.gguf", "llama-wide", "llama", Kind.Q4_1, EXTRA, kinds=kinds)
@@ -128,6 +130,7 @@ def test_parts_of_other_types_make_their_fused_layer_dense(tmp_path: Path) -> No
     check_same_products(weights, load(path, "none"))
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_a_cut_inside_a_group_makes_that_layer_dense(tmp_path: Path) -> None:
     """Four heads of 16 over three ranks: 32, 16 and 16 inputs of o_proj."""
     path = write_model(tmp_path / "model.gguf", "llama-narrow-heads", "llama", Kind.Q4_1, EXTRA)
@@ -153,6 +156,7 @@ def test_damaged_scales_fail_rows_as_they_do_in_dense_layers(kind: Kind, scale: 
         assert not logits.isfinite().any(), quantization
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_a_scale_whose_offset_float16_cannot_hold_makes_the_layer_dense(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "llama-wide", "llama", Kind.Q4_0, EXTRA)
     offset = GGUFFile(path).tensors["blk.1.ffn_down.weight"].offset
@@ -166,6 +170,7 @@ def test_a_scale_whose_offset_float16_cannot_hold_makes_the_layer_dense(tmp_path
     assert torch.equal(weights.layers[1].down(x_TK), dense.layers[1].down(x_TK))
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize(
     ("quantization", "expected", "head"),
     [("int8", Int8Weight, Int8Weight), ("int4", Int4Weight, Int8Weight), ("w8a8", W8A8Weight, W8A8Weight)],
@@ -190,6 +195,7 @@ def test_safetensors_are_quantised_where_the_flag_asks(
         assert torch.equal(weights.embed_tokens_VF, plain.embed_tokens_VF)
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_steps_of_few_and_many_rows_use_the_same_quantised_values(quantization: str, tmp_path: Path) -> None:
     save_model("qwen2-wide", tmp_path)
@@ -198,6 +204,7 @@ def test_steps_of_few_and_many_rows_use_the_same_quantised_values(quantization: 
         torch.testing.assert_close(layer(x_TK)[:2], layer(x_TK[:2]), atol=1e-4, rtol=0)
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize(
     ("quantization", "expected"),
     [
@@ -214,6 +221,7 @@ def test_a_flag_keeps_what_a_file_has_in_fewer_bits(
     assert {name: found[name] for name in expected} == expected
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("quantization", ["auto", "int4", "w8a8"])
 def test_without_c_code_layers_are_dense_in_the_quantised_values(quantization: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "llama-wide", "llama", Kind.Q4_1, EXTRA)
@@ -227,6 +235,7 @@ def test_without_c_code_layers_are_dense_in_the_quantised_values(quantization: s
         backend.set_backend("auto")
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_bytes_are_those_of_the_tensors_that_are_held(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "llama-wide", "llama", Kind.Q4_1, EXTRA)
     weights = load(path, dtype=torch.bfloat16)

@@ -145,6 +145,7 @@ def test_one_kind_of_copy_is_told_without_the_rule() -> None:
     assert (lines["quantised layers"], "dense layers" in lines) == ("136 MB (121 layers w8a8)", False)
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("quantization", ["auto", "none", "int4", "w8a8"])
 @pytest.mark.parametrize("keeps_dense", [True, False])
 def test_the_planned_bytes_are_the_loaded_ones(quantization: str, keeps_dense: bool, tmp_path: Path) -> None:

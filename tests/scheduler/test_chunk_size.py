@@ -5,12 +5,14 @@ import random
 import pytest
 
 from millstream.common.config import AUTO_CHUNK
+from millstream.common.finish_reason import FINISH_ABORT
 from millstream.scheduler.chunk_size import (
     FIRST_CHUNK,
     MAX_CHUNK,
     MAX_GROWTH,
     MAX_STREAM_MULTIPLE,
     MAX_STREAM_SECONDS,
+    MIN_LEARNT_STEPS,
     NO_STREAM_SECONDS,
     STREAM_MULTIPLE,
     WAITER_RAISE,
@@ -21,10 +23,12 @@ from millstream.scheduler.page_pool import PagePool
 from millstream.scheduler.scheduler_config import SchedulerConfig
 from millstream.scheduler.step_cost import StepWork, count_pairs
 from tests.scheduler.admission_set_up import make_adder, make_req
+from tests.scheduler.harness import Harness
 from tests.scheduler.test_step_cost import CPU, GPU, Machine, make_machine
 
 PAGE_SIZE = 16
 PROMPT_LEN = 8000
+FAILING = 50
 
 
 def make_chunk_size(chunked_prefill_size: int = AUTO_CHUNK, page_size: int = PAGE_SIZE) -> ChunkSize:
@@ -203,3 +207,14 @@ def test_whatever_the_steps_take_a_budget_is_within_its_bounds(page_size: int) -
             num_tokens = rng.choice((0, 0, int(budget.tokens)))
             work = StepWork(num_tokens, count_pairs(0, num_tokens), rng.randrange(64))
             chunk.on_step(work, 10 ** rng.uniform(-5, 2))
+
+
+@pytest.mark.parametrize("does_fail", [True, False])
+def test_nothing_is_learnt_from_steps_in_which_a_row_failed(does_fail: bool) -> None:
+    harness = Harness(num_pages=200, chunked_prefill_size=AUTO_CHUNK, failing_token_id=FAILING if does_fail else None)
+    for index in range(2 * MIN_LEARNT_STEPS):
+        client = harness.ask(str(index), [index] * 300 + [FAILING], 1)
+        harness.run()
+        assert isinstance(client.ends[0].finish_reason, FINISH_ABORT) is does_fail
+    is_as_at_first = harness.state.chunk_size.budget(0, 0, 0.0) == ChunkBudget(FIRST_CHUNK)
+    assert is_as_at_first is does_fail

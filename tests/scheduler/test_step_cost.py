@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from millstream.scheduler.simulation.non_negative_least_squares import non_negative_least_squares
 from millstream.scheduler.step_cost import FORGETTING, Fit, StepCost, StepWork, count_pairs
@@ -129,6 +131,45 @@ def test_whatever_steps_take_costs_are_finite_and_not_negative() -> None:
             for value in (cost.without_prompts(9), cost.per_token, cost.per_pair, cost.overhead):
                 assert math.isfinite(value)
                 assert value >= 0
+
+
+def lengths(largest: int) -> st.SearchStrategy[int]:
+    return st.one_of(st.sampled_from((0, 1, 64, 512, largest)), st.integers(0, largest))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            lengths(131072),
+            lengths(16384),
+            lengths(4096),
+            st.one_of(st.sampled_from((0.0, 5e-324, 1e-9, 1e-6, 3e-5, 1e6, 1e300)), st.floats(0.0, 1e6)),
+            st.integers(1, 12),
+        ),
+        max_size=8,
+    )
+)
+@example([(0, 8192, 0, 3e-5, 12)])
+@example([(0, 512, 0, 1e-6, 12)])
+@example([(0, 0, 4096, 1e-9, 12), (131072, 16384, 4096, 1e-9, 12)])
+def test_extreme_steps_never_break_it(steps: list[tuple[int, int, int, float, int]]) -> None:
+    cost = StepCost()
+    for start, num_tokens, num_decodes, seconds, repeats in steps:
+        work = StepWork(num_tokens, count_pairs(start, start + num_tokens), num_decodes)
+        for _ in range(repeats):
+            cost.learn(work, seconds)
+            values = (cost.without_prompts(9), cost.per_token, cost.per_pair, cost.overhead, cost.seconds(work))
+            assert all(math.isfinite(value) and value >= 0 for value in values)
+
+
+@pytest.mark.parametrize(("num_tokens", "seconds"), [(8192, 3e-5), (512, 1e-6), (16384, 1e-4)])
+def test_fast_steps_are_learnt_too(num_tokens: int, seconds: float) -> None:
+    """What holds the weights is lost beside such steps."""
+    cost, work = StepCost(), StepWork(num_tokens, count_pairs(0, num_tokens), 0)
+    for _ in range(40):
+        cost.learn(work, seconds)
+        assert cost.seconds(work) == pytest.approx(seconds, rel=0.01)
 
 
 def test_a_fit_is_the_best_one_with_weights_that_are_not_negative() -> None:
