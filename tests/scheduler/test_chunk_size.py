@@ -28,7 +28,7 @@ from tests.scheduler.test_step_cost import CPU, GPU, Machine, make_machine
 
 PAGE_SIZE = 16
 PROMPT_LEN = 8000
-FAILING = 50
+FAILING = 49
 
 
 def make_chunk_size(chunked_prefill_size: int = AUTO_CHUNK, page_size: int = PAGE_SIZE) -> ChunkSize:
