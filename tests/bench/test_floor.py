@@ -75,9 +75,9 @@ def test_a_decode_step_reads_every_weight_and_the_cache_once(smollm2: ModelConfi
 
 
 def test_the_formats_store_what_they_say() -> None:
-    assert {name: 32 * each.bytes_per_weight for name, each in FORMATS.items()} == {
-        "bf16": 64,
-        "int8": 34,
-        "int4": 20,
-        "w8a8": 33,
+    assert {name: 576 * each.bytes_per_weight for name, each in FORMATS.items()} == {
+        "bf16": 2 * 576,
+        "int8": 576 + 18 * 2,
+        "int4": 288 + 18 * 4,
+        "w8a8": 576 + 8,
     }

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from millstream.common.config import ConfigError, ServerArgs
+from millstream.common.cpu import C_COMPILERS
 from millstream.common.model_config import load_model_config
 from millstream.common.model_struct import ModelConfig
 from millstream.common.tensor_parallel import shard_plan
@@ -25,6 +26,7 @@ from millstream.common.weight_plan import (
     resolve_quantization,
     weight_lines,
 )
+from millstream.kernels.compiler import COMPILERS
 from millstream.tp_worker.weights import load_weights
 from tests.model.gguf_writing import write_model
 from tests.model.run_decoder import ignore_progress
@@ -186,7 +188,25 @@ def test_the_packaged_model_takes_what_the_plan_says() -> None:
     ],
 )
 def test_auto_depends_on_device_and_type(flags: dict[str, str], device: str, dtype: str, expected: str) -> None:
-    assert resolve_quantization(ServerArgs(model_path="m", **flags), device, dtype) == expected
+    args = ServerArgs(model_path="m", **flags)
+    assert resolve_quantization(args, device, dtype, has_compiler=True)[0] == expected
+
+
+def test_without_a_compiler_auto_means_none_and_says_why() -> None:
+    for dtype in ("bfloat16", "float32"):
+        assert resolve_quantization(ServerArgs(model_path="m"), "cpu", dtype, has_compiler=False) == (
+            "none",
+            "no C compiler found (gcc, cc, clang)",
+        )
+
+
+def test_without_a_compiler_a_format_that_was_asked_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--quantization w8a8 needs the C operators: no C compiler found"):
+        resolve_quantization(ServerArgs(model_path="m", quantization="w8a8"), "cpu", "bfloat16", has_compiler=False)
+
+
+def test_both_lists_of_compilers_are_the_same() -> None:
+    assert C_COMPILERS == COMPILERS
 
 
 @pytest.mark.parametrize(
@@ -198,4 +218,4 @@ def test_auto_depends_on_device_and_type(flags: dict[str, str], device: str, dty
 )
 def test_what_cannot_be_quantised_is_refused_by_name(device: str, dtype: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve_quantization(ServerArgs(model_path="m", quantization="int4"), device, dtype)
+        resolve_quantization(ServerArgs(model_path="m", quantization="int4"), device, dtype, has_compiler=True)
