@@ -52,8 +52,9 @@ def test_a_step_is_operators_alone(folder: Path) -> None:
     decoder = load_decoder(folder)
     ids = prompt()
     for batch in (make_batch([(ids, 0, 7), (ids, 0, 1)], only_last=True), make_batch([(ids, 3, 4), (ids, 5, 6)])):
-        with torch.inference_mode(), record(Arena(2**24)), OnlyViews():
+        with torch.inference_mode(), record(Arena(2**24)) as graph, OnlyViews():
             decoder._compute(batch)
+        assert len(graph.nodes()) > 8 * decoder.config.num_layers
 
 
 @pytest.mark.usefixtures("c_compiler")
