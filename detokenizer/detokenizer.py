@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from ..common.finish_reason import FINISH_ABORT, FINISH_MATCHED_TOKEN
-from ..common.messages import (
+from ..common.messages import unpack_int32
+from ..common.sampling_params import InvalidParam
+from ..common.text_messages import (
     BatchTokenIDOutput,
     RequestEnd,
     RequestStats,
@@ -20,9 +22,7 @@ from ..common.messages import (
     StrEnd,
     StrOutput,
     TextEnded,
-    unpack_int32,
 )
-from ..common.sampling_params import InvalidParam
 from ..common.tokenizer import Tokenizer
 from .decode_status import DecodeStatus, TextEnd
 

@@ -8,8 +8,9 @@ from typing import NoReturn
 from ..common.channel import Hub, Receiver, Sender
 from ..common.config import ChildConfig
 from ..common.links import detokenizer_to_manager, detokenizer_to_scheduler, scheduler_to_detokenizer
-from ..common.messages import BatchStrOutput, BatchTokenIDOutput, DetokenizerHeartbeat, DetokenizerReady
+from ..common.messages import DetokenizerHeartbeat, DetokenizerReady
 from ..common.model_path import find_model
+from ..common.text_messages import BatchStrOutput, BatchTokenIDOutput
 from ..common.tokenizer import load_tokenizer
 from .detokenizer import Detokenizer
 

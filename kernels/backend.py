@@ -87,6 +87,12 @@ def find_function(source_name: str, symbol: str) -> int | None:
     return _choice.functions[key]
 
 
+def function_name(address: int) -> str:
+    """The symbol of a C function that was found before."""
+    names = (symbol for (_, symbol), found in _choice.functions.items() if found == address)
+    return next(names, "a C operator")
+
+
 def prepare(dtype: torch.dtype) -> None:
     """Build what a model of this type needs on CPU, ahead of its first use: seconds on a machine's first start."""
     suffix = NATIVE_SUFFIXES.get(dtype)

@@ -9,6 +9,7 @@ runtime is the one that torch brings, and two runtimes would fight over the core
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -24,6 +25,8 @@ NATIVE_FLAG = "-march=native"
 OPENMP_FLAG = "-fopenmp"
 BUILD_SECONDS = 120
 
+logger = logging.getLogger(__name__)
+
 
 class BuildError(RuntimeError):
     """There is no compiler, or it refused every set of flags."""
@@ -38,6 +41,7 @@ def build(source: Path, cache_dir: Path) -> Path:
     if not library.exists():
         with _alone(cache_dir / f"{source.stem}.lock"):
             if not library.exists():
+                logger.info("compiling %s for this CPU, once", source.name)
                 _compile(compiler, flag_sets(version), source, library)
     return library
 

@@ -22,8 +22,8 @@ static void run_nodes(const node *nodes, int64_t num_nodes, team *t) {
     }
 }
 
-/* 0, or the first operator's code that is not; the operators behind it have not run. */
-int run_graph(const node *nodes, int64_t num_nodes, int64_t num_threads) {
+/* 0, or where an operator gave a code that is not: its place << 32 | the code. Those behind it have not run. */
+int64_t run_graph(const node *nodes, int64_t num_nodes, int64_t num_threads) {
     team_shared shared = {0};
     if (num_threads > MAX_THREADS) num_threads = MAX_THREADS;
 #ifdef _OPENMP
@@ -37,5 +37,5 @@ int run_graph(const node *nodes, int64_t num_nodes, int64_t num_threads) {
     team t = {0, 1, 0, &shared};
     run_nodes(nodes, num_nodes, &t);
 #endif
-    return (int)(shared.error & 0xffffffff);
+    return shared.error;
 }

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 import torch
 
-from .backend import NATIVE_SUFFIXES, build_error, find_function, load_library
+from .backend import NATIVE_SUFFIXES, build_error, find_function, function_name, load_library
 from .catalogue import WhyNot
 from .graph import Node, recording
 
-POINTER, INT64, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+POINTER, INT64, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class OperatorError(RuntimeError):
     """A C operator gave up; `code` is its own."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(f"a C operator failed with code {code}")
+    def __init__(self, code: int, name: str = "a C operator") -> None:
+        super().__init__(f"{name} failed with code {code}")
         self.code = code
 
 
@@ -60,9 +60,10 @@ def run_nodes(nodes: "ctypes.Array[Node]") -> None:
     """Run operators one after the other. OperatorError where one fails."""
     runner = find_function("cpu_graph.c", "run_graph")
     assert runner is not None, "a C operator was found without the runner"
-    code = _RUN_GRAPH(runner)(nodes, len(nodes), torch.get_num_threads())
-    if code:
-        raise OperatorError(code)
+    failure = _RUN_GRAPH(runner)(nodes, len(nodes), torch.get_num_threads())
+    if failure:
+        index, code = failure >> 32, failure & 0xFFFFFFFF
+        raise OperatorError(code, function_name(nodes[index].operator))
 
 
 def new_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -89,4 +90,4 @@ def is_int32_table(x: torch.Tensor) -> bool:
     return x.dtype == torch.int32 and x.device.type == "cpu" and (x.shape[-1] <= 1 or x.stride(-1) == 1)
 
 
-_RUN_GRAPH = ctypes.CFUNCTYPE(INT, POINTER, INT64, INT64)
+_RUN_GRAPH = ctypes.CFUNCTYPE(INT64, POINTER, INT64, INT64)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import (
+from . import (  # noqa: F401 - each makes its operators known
     activation,
     attention,
     embedding,
@@ -25,20 +25,6 @@ from . import (
 from .backend import is_reference_forced
 from .catalogue import REFERENCE, Operator, Version, known_operators
 
-MODULES = (
-    activation,
-    attention,
-    embedding,
-    linear,
-    linear_int4,
-    linear_int8,
-    linear_w8a8,
-    logits,
-    logprobs,
-    rms_norm,
-    rotary,
-    sampling,
-)
 FORCED = "--kernel-backend torch"
 
 

@@ -3,14 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from ..common.finish_reason import FINISH_ABORT, FinishReason
-from ..common.messages import (
-    BatchTokenIDOutput,
-    RequestEnd,
-    RequestStats,
-    StreamStart,
-    TokenizedGenerateReqInput,
-    pack_int32,
-)
+from ..common.messages import TokenizedGenerateReqInput, pack_int32
+from ..common.text_messages import BatchTokenIDOutput, RequestEnd, RequestStats, StreamStart
 from .req import Req
 
 NUM_CONTEXT_TOKENS = 8

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from ..common.batch_messages import BatchResult, StepAck
 from ..common.channel import Hub
 from ..common.config import ChildConfig, ServerArgs
-from ..common.messages import BatchResult, StepAck
 from .load import SnapshotClock
 from .recording.schedule_recorder import make_scheduler
 from .scheduler import Scheduler

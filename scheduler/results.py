@@ -2,8 +2,8 @@
 
 from itertools import groupby
 
+from ..common.batch_messages import ROW_ERROR, BatchResult
 from ..common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_TOKEN, FinishReason
-from ..common.messages import ROW_ERROR, BatchResult
 from .output import abort_reason
 from .req import Req, ReqStatus
 from .schedule_batch import ProtocolError, ResultColumns, StepInFlight, read_result

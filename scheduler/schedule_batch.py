@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..common.messages import BatchResult, NewReq, PageColumns, ScheduleBatch, pack_int32, unpack_int32
+from ..common.batch_messages import BatchResult, NewReq, PageColumns, ScheduleBatch
+from ..common.messages import pack_int32, unpack_int32
 from .req import Req
 from .step_cost import StepWork, count_pairs
 

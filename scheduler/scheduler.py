@@ -7,20 +7,18 @@ still runs, so its decode rows are planned without their last tokens. It reads n
 
 import logging
 
+from ..common.batch_messages import BatchResult, ScheduleBatch
 from ..common.links import ControlReply, ToScheduler
 from ..common.messages import (
     AbortReq,
-    BatchResult,
-    BatchTokenIDOutput,
     ContinueGenerationReqInput,
     ExplainReqInput,
     FlushCacheReqInput,
     LoadSnapshot,
     PauseGenerationReqInput,
-    ScheduleBatch,
-    TextEnded,
     TokenizedGenerateReqInput,
 )
+from ..common.text_messages import BatchTokenIDOutput, TextEnded
 from .admission import Refused, admit, check_queue
 from .control import Control
 from .decode_batch import get_decode_batch

@@ -14,7 +14,8 @@ from ..common.links import (
     scheduler_to_manager,
     scheduler_to_rank,
 )
-from ..common.messages import LoadProgress, SchedulerReady, TextEnded, WorkerReady
+from ..common.messages import LoadProgress, SchedulerReady, WorkerReady
+from ..common.text_messages import TextEnded
 from .scheduler_config import SchedulerConfig
 
 SAME_NAMES = (  # fields of SchedulerConfig that are flags

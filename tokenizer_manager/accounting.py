@@ -4,8 +4,8 @@ import logging
 import re
 
 from ..common.finish_reason import FINISH_ABORT, FINISH_LENGTH
-from ..common.messages import StrEnd
 from ..common.metrics import REFUSAL_CODES
+from ..common.text_messages import StrEnd
 from .metrics import Metrics
 from .req_state import CLIENT_ABORT, ReqState
 

@@ -10,8 +10,9 @@ from aiohttp import web
 
 from .. import __version__
 from ..common.finish_reason import FINISH_ABORT
-from ..common.messages import ControlReqOutput, StrEnd
+from ..common.messages import ControlReqOutput
 from ..common.sampling_params import SamplingParams
+from ..common.text_messages import StrEnd
 from .accounting import error_code
 from .api_error import bad_request, json_response, unavailable
 from .call import Call, call_of

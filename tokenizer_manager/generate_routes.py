@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from ..common.messages import StrEnd, unpack_int32
+from ..common.messages import unpack_int32
+from ..common.text_messages import StrEnd
 from .api_error import json_response
 from .call import call_of
 from .generate_protocol import GenerateBody

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from .. import __version__
 from ..common.finish_reason import FINISH_ABORT, FINISH_LENGTH
-from ..common.messages import StrEnd
+from ..common.text_messages import StrEnd
 from .accounting import error_code
 from .api_error import APIError
 from .req_state import CLIENT_ABORT, Generation, ReqState

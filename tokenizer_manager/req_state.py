@@ -6,7 +6,8 @@ from collections import deque
 import msgspec
 
 from ..common.finish_reason import FINISH_ABORT
-from ..common.messages import Int32s, RequestStats, StrEnd, StrOutput
+from ..common.messages import Int32s
+from ..common.text_messages import RequestStats, StrEnd, StrOutput
 from .api_error import RETRY_SECONDS
 from .call import Call
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from ..common.messages import StrEnd
+from ..common.text_messages import StrEnd
 from .req_state import ReqState
 
 MAX_REQUESTS = 1000

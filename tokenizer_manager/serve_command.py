@@ -8,7 +8,8 @@ import socket
 import sys
 
 from ..common.command_line import parse_args
-from ..common.config import ConfigError, ServerArgs
+from ..common.config import ServerArgs
+from ..common.flags import ConfigError
 
 BAD_COMMAND_LINE = 2
 

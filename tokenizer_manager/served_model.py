@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from ..common.config import AUTO_CHUNK, ConfigError, ServerArgs
+from ..common.config import AUTO_CHUNK, ServerArgs
 from ..common.cpu import has_c_compiler, multiplies_bfloat16
+from ..common.flags import ConfigError
 from ..common.memory_plan import available_host_memory, plan_kv_pages
 from ..common.model_config import load_model_config
 from ..common.model_path import find_model, model_name

@@ -14,7 +14,8 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from ..common.config import ConfigError, ServerArgs
+from ..common.config import ServerArgs
+from ..common.flags import ConfigError
 from ..common.links import MANAGER, ToScheduler
 from ..common.logs import set_up_logging
 from ..common.model_error import ModelError

@@ -17,7 +17,6 @@ from ..common.finish_reason import FINISH_ABORT
 from ..common.links import MANAGER, FromDetokenizer, FromScheduler, ToScheduler
 from ..common.messages import (
     AbortReq,
-    BatchStrOutput,
     ContinueGenerationReqInput,
     ControlReqOutput,
     ExplainReqInput,
@@ -25,11 +24,11 @@ from ..common.messages import (
     FlushCacheReqInput,
     LoadSnapshot,
     PauseGenerationReqInput,
-    StrOutput,
     TokenizedGenerateReqInput,
     pack_int32,
 )
 from ..common.sampling_params import MAX_SEED, SamplingParams
+from ..common.text_messages import BatchStrOutput, StrOutput
 from .accounting import count_end, observe_output
 from .api_error import APIError, bad_request, unsupported
 from .call import Call

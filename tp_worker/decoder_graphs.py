@@ -8,6 +8,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,6 +20,8 @@ from .forward_batch import ForwardBatch
 FIRST_ARENA_BYTES = 2**25
 MAX_GRAPHS = 256  # those used last stay
 MAX_REFUSALS = 4096
+FIRST_ROOM = 64
+INPUTS = ("token_ids_T", "positions_T", "row_of_T", "page_table_RP", "query_starts", "kv_lens_R", "logits_indices_S")
 
 Shape = tuple[int, int, int]  # tokens, requests, rows that sample
 
@@ -30,8 +33,37 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     graph: Graph
-    batch: ForwardBatch  # the inputs that it reads
     outputs: list[torch.Tensor] | None
+
+
+class _Inputs:
+    """The inputs of all recorded steps, in the same memory: graphs never run at once."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def make_room(self, batch: ForwardBatch) -> bool:
+        """Whether a buffer was too small and lies elsewhere now."""
+        has_moved = False
+        for name in INPUTS:
+            x, own = getattr(batch, name), self._buffers.get(name)
+            room = [0] * x.dim() if own is None else list(own.shape)
+            larger = [old if new <= old else max(FIRST_ROOM, 2 * new) for old, new in zip(room, x.shape, strict=True)]
+            if own is None or larger != room:
+                self._buffers[name] = x.new_zeros(larger)
+                has_moved = True
+        return has_moved
+
+    def like(self, batch: ForwardBatch) -> ForwardBatch:
+        """The inputs of batch's shape, whose page tables have room to grow."""
+        parts: dict[str, Any] = {name: self._buffers[name][: len(getattr(batch, name))] for name in INPUTS}
+        return dataclasses.replace(batch, **parts)
+
+    def fill(self, batch: ForwardBatch) -> None:
+        """Take the batch's values."""
+        for name in INPUTS:
+            x = getattr(batch, name)
+            self._buffers[name][tuple(map(slice, x.shape))] = x
 
 
 class DecoderGraphs:
@@ -41,6 +73,7 @@ class DecoderGraphs:
         self._compute = compute
         self._communicator = communicator
         self._arena = Arena(FIRST_ARENA_BYTES)
+        self._inputs = _Inputs()
         self._recorded: dict[Shape, _Recorded] = {}
         self._refused: set[Shape] = set()
 
@@ -69,13 +102,13 @@ class DecoderGraphs:
 
     def _find(self, shape: Shape, batch: ForwardBatch) -> _Recorded:
         """The recorded step of this shape, with the batch's inputs."""
-        recorded = self._recorded.pop(shape, None)
-        if recorded is None or recorded.batch.page_table_RP.shape[1] < batch.page_table_RP.shape[1]:
-            recorded = self._record(_own_inputs(batch))
+        if self._inputs.make_room(batch):
+            self._recorded.clear()
+        recorded = self._recorded.pop(shape, None) or self._record(self._inputs.like(batch))
         self._recorded[shape] = recorded
         if len(self._recorded) > MAX_GRAPHS:
             del self._recorded[next(iter(self._recorded))]
-        _copy_inputs(recorded.batch, batch)
+        self._inputs.fill(batch)
         return recorded
 
     def _record(self, batch: ForwardBatch) -> _Recorded:
@@ -88,29 +121,4 @@ class DecoderGraphs:
                 self._recorded.clear()
                 self._arena = Arena(2 * self._arena.num_bytes)
                 continue
-            return _Recorded(graph, batch, outputs and [self._arena.borrow(x) for x in outputs])
-
-
-def _own_inputs(batch: ForwardBatch) -> ForwardBatch:
-    """Inputs for this and later steps of the shape: page tables have room to grow."""
-    num_reqs, num_pages = batch.page_table_RP.shape
-    return dataclasses.replace(
-        batch,
-        token_ids_T=torch.empty_like(batch.token_ids_T),
-        positions_T=torch.empty_like(batch.positions_T),
-        row_of_T=torch.empty_like(batch.row_of_T),
-        page_table_RP=batch.page_table_RP.new_zeros((num_reqs, 2 * num_pages)),
-        query_starts=torch.empty_like(batch.query_starts),
-        kv_lens_R=torch.empty_like(batch.kv_lens_R),
-        logits_indices_S=torch.empty_like(batch.logits_indices_S),
-    )
-
-
-def _copy_inputs(own: ForwardBatch, batch: ForwardBatch) -> None:
-    own.token_ids_T.copy_(batch.token_ids_T)
-    own.positions_T.copy_(batch.positions_T)
-    own.row_of_T.copy_(batch.row_of_T)
-    own.page_table_RP[:, : batch.page_table_RP.shape[1]] = batch.page_table_RP
-    own.query_starts.copy_(batch.query_starts)
-    own.kv_lens_R.copy_(batch.kv_lens_R)
-    own.logits_indices_S.copy_(batch.logits_indices_S)
+            return _Recorded(graph, outputs and [self._arena.borrow(x) for x in outputs])

@@ -5,7 +5,8 @@ import os
 import torch
 
 from ..common import cpu
-from ..common.config import ConfigError, ServerArgs
+from ..common.config import ServerArgs
+from ..common.flags import ConfigError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -17,7 +18,7 @@ def choose_device(args: ServerArgs, rank: int) -> torch.device:
         return torch.device("cpu")
     num_devices = torch.cuda.device_count() if has_cuda else 0
     if args.tp_size > num_devices:
-        raise ConfigError(f"--tp-size {args.tp_size} needs as many CUDA devices; there are {num_devices}")
+        raise ConfigError(f"--device cuda with --tp-size {args.tp_size}: torch finds {num_devices} CUDA devices")
     torch.cuda.set_device(rank)
     return torch.device("cuda", rank)
 

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..common.command_line import Parser, add_flags
-from ..common.config import ConfigError, ServerArgs, cache_dir, flags
+from ..common.config import ServerArgs, cache_dir
+from ..common.flags import ConfigError, flags
 from ..common.logs import quiet_below
 from ..kernels import backend, compiler
 from ..kernels.catalogue import REFERENCE
@@ -69,7 +70,7 @@ def _parse(argv: list[str]) -> dict[str, Any]:
         allow_abbrev=False,
     )
     groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items()}
-    add_flags(groups, {name: declared for name, declared in flags().items() if name in SERVER_FLAGS})
+    add_flags(groups, {name: declared for name, declared in flags(ServerArgs).items() if name in SERVER_FLAGS})
     parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
     return {name: value for name, value in vars(parser.parse_known_flags(argv)).items() if value is not None}
 

@@ -4,10 +4,11 @@ import gc
 import time
 from pathlib import Path
 
+from ..common.batch_messages import ScheduleBatch, StepAck
 from ..common.channel import Hub, Receiver, Sender
 from ..common.config import ChildConfig
 from ..common.links import rank_to_scheduler, scheduler_to_rank
-from ..common.messages import LoadProgress, ScheduleBatch, StepAck
+from ..common.messages import LoadProgress
 from .load import load_worker
 from .worker import Worker
 

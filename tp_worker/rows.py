@@ -8,7 +8,8 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.messages import Int32s, NewReq, PageColumns, ScheduleBatch
+from ..common.batch_messages import NewReq, PageColumns, ScheduleBatch
+from ..common.messages import Int32s
 from ..common.sampling_params import GREEDY_TEMPERATURE, InvalidParam, check_sampling_params
 
 FREE = -1

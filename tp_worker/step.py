@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..common.messages import ScheduleBatch
+from ..common.batch_messages import ScheduleBatch
 from .forward_batch import ForwardBatch
 from .rows import FREE, NOT_STARTED, BatchError, BoolArray, Int32Array, Int64Array, Rows, check_distinct, read_int32
 

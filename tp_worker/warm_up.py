@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ..common.messages import NewReq, PageColumns, ScheduleBatch, pack_int32
+from ..common.batch_messages import NewReq, PageColumns, ScheduleBatch
+from ..common.messages import pack_int32
 from ..common.sampling_params import SamplingParams
 from .rows import Limits
 

@@ -6,7 +6,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ..common.messages import ROW_ERROR, BatchResult, ScheduleBatch, pack_int32
+from ..common.batch_messages import ROW_ERROR, BatchResult, ScheduleBatch
+from ..common.messages import pack_int32
 from .communicator import Communicator
 from .forward_batch import ForwardBatch
 from .rows import FREE, Int64Array, Limits, Rows

@@ -4,8 +4,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ...common.config import ConfigError, ServerArgs, check_args
-from ...common.messages import BatchResult, BatchTokenIDOutput, PageColumns, ScheduleBatch, unpack_int32
+from ...common.batch_messages import BatchResult, PageColumns, ScheduleBatch
+from ...common.config import ServerArgs, check_args
+from ...common.flags import ConfigError
+from ...common.messages import unpack_int32
+from ...common.text_messages import BatchTokenIDOutput
 from ..scheduler_config import SchedulerConfig
 
 MOST = 2**31 - 1

@@ -2,16 +2,9 @@
 
 import msgspec
 
-from ...common.messages import (
-    BatchTokenIDOutput,
-    ControlReqOutput,
-    NewReq,
-    PageColumns,
-    RequestEnd,
-    ScheduleBatch,
-    StreamStart,
-    unpack_int32,
-)
+from ...common.batch_messages import NewReq, PageColumns, ScheduleBatch
+from ...common.messages import ControlReqOutput, unpack_int32
+from ...common.text_messages import BatchTokenIDOutput, RequestEnd, StreamStart
 from .message_json import to_plain
 from .recording import Decided
 

@@ -21,8 +21,10 @@ from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
+from ...common.batch_messages import BatchResult, ScheduleBatch
 from ...common.links import ToScheduler
-from ...common.messages import BatchResult, BatchTokenIDOutput, ControlReqOutput, ScheduleBatch, TextEnded
+from ...common.messages import ControlReqOutput
+from ...common.text_messages import BatchTokenIDOutput, TextEnded
 from ..scheduler_config import SchedulerConfig
 from .consistency import InconsistentError, check_columns, check_config
 from .message_json import PlainError, from_plain, to_plain

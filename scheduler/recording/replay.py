@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...common.messages import BatchResult, BatchTokenIDOutput, ControlReqOutput, ScheduleBatch
+from ...common.batch_messages import BatchResult, ScheduleBatch
+from ...common.messages import ControlReqOutput
+from ...common.text_messages import BatchTokenIDOutput
 from ..scheduler import Scheduler
 from .decision_text import RowNames, differing_items, in_words
 from .message_json import to_plain

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from ...common.command_line import Parser
-from ...common.config import ConfigError
+from ...common.flags import ConfigError
 from ...common.logs import quiet_below
 from ..scheduler import Scheduler
 from .recording import Recording, RecordingError, read_recording

@@ -10,16 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ... import __version__
+from ...common.batch_messages import BatchResult, ScheduleBatch
 from ...common.links import ControlReply, ToScheduler
-from ...common.messages import (
-    BatchResult,
-    BatchTokenIDOutput,
-    ControlReqOutput,
-    ExplainReqInput,
-    LoadSnapshot,
-    ScheduleBatch,
-    TextEnded,
-)
+from ...common.messages import ControlReqOutput, ExplainReqInput, LoadSnapshot
+from ...common.text_messages import BatchTokenIDOutput, TextEnded
 from ..scheduler import Scheduler
 from ..scheduler_config import SchedulerConfig
 from .recording import encode_decision, encode_event, encode_header

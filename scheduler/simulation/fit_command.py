@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...common.config import ConfigError
+from ...common.flags import ConfigError
 from ..recording.recording import Recording, read_recording
 from .cost_fit import KindError, fit_cost_model, fit_errors
 from .cost_model import CostModel, encode_cost_model

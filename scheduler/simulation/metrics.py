@@ -5,7 +5,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...common.finish_reason import FINISH_ABORT
-from ...common.messages import BatchTokenIDOutput, LoadSnapshot
+from ...common.messages import LoadSnapshot
+from ...common.text_messages import BatchTokenIDOutput
 from .step_shape import read_int32
 
 FloatArray = NDArray[np.float64]

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...common.config import flag_name
+from ...common.flags import flag_name
 from ..recording.recording import read_recording
 from ..scheduler_config import SchedulerConfig
 from .trace_file import is_recording

@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...common.messages import BatchResult, ScheduleBatch, TokenizedGenerateReqInput
+from ...common.batch_messages import BatchResult, ScheduleBatch
+from ...common.messages import TokenizedGenerateReqInput
 from ..recording.recording import Entry, Event, RecordingError
 from .step_shape import RowLengths, StepShape, read_int32
 

@@ -6,17 +6,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from ...common.command_line import Parser, add_flags
-from ...common.config import (
-    SCHEDULE_POLICIES,
-    ConfigError,
-    Flag,
-    ServerArgs,
-    check_args,
-    check_ranges,
-    flag,
-    flag_name,
-    flags,
-)
+from ...common.config import SCHEDULE_POLICIES, ServerArgs, check_args
+from ...common.flags import ConfigError, Flag, check_ranges, flag, flag_name, flags
 from .cost_model import packaged_names
 from .distribution import ARRIVALS, SYNTAX
 from .plot import check_plot_path
@@ -244,7 +235,7 @@ def _make_parser() -> Parser:
 
 def _server_flag(name: str) -> tuple[type, Any, Flag]:
     """As the server declares it; the default of the KV cache's size is another."""
-    kind, default, declared = flags()[name]
+    kind, default, declared = flags(ServerArgs)[name]
     if name == "max_total_tokens":
         text = "size of the KV cache in tokens (default: what fits beside the weights)"
         declared = msgspec.structs.replace(declared, help=text)

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ...common.config import ConfigError, ServerArgs
+from ...common.config import ServerArgs
+from ...common.flags import ConfigError
 from ...common.logs import quiet_below
 from ...common.messages import KVGroup, WorkerReady
 from ..recording.recording import RecordingError

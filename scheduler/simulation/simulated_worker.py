@@ -6,7 +6,7 @@ Array names carry shape letters: N rows of a step, S of them sample.
 
 import numpy as np
 
-from ...common.messages import BatchResult, ScheduleBatch
+from ...common.batch_messages import BatchResult, ScheduleBatch
 from .cost_model import StepCosts
 from .step_shape import Int32Array, Int64Array, RowLengths
 from .token_stream import token_ids

@@ -11,7 +11,8 @@ from collections import deque
 from functools import partial
 from typing import NamedTuple
 
-from ...common.messages import BatchResult, TokenizedGenerateReqInput
+from ...common.batch_messages import BatchResult
+from ...common.messages import TokenizedGenerateReqInput
 from ...common.sampling_params import SamplingParams
 from ..scheduler import Scheduler
 from .cost_model import CostModel, StepCosts

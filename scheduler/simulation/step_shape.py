@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...common.messages import ScheduleBatch
+from ...common.batch_messages import ScheduleBatch
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]

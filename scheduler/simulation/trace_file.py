@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from ...common.messages import BatchTokenIDOutput, TextEnded, TokenizedGenerateReqInput, pack_int32, unpack_int32
+from ...common.messages import TokenizedGenerateReqInput, pack_int32, unpack_int32
+from ...common.text_messages import BatchTokenIDOutput, TextEnded
 from ..recording.recording import RecordingError, read_recording
 from .distribution import LONGEST
 from .token_stream import Segment

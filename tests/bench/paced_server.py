@@ -9,20 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+from millstream.common.batch_messages import BatchResult, ScheduleBatch, StepAck
 from millstream.common.channel import Hub
 from millstream.common.command_line import parse_args
 from millstream.common.config import ChildConfig
 from millstream.common.links import rank_to_scheduler, scheduler_to_rank
-from millstream.common.messages import (
-    BatchResult,
-    KVGroup,
-    LoadProgress,
-    ScheduleBatch,
-    StepAck,
-    WorkerReady,
-    pack_int32,
-    unpack_int32,
-)
+from millstream.common.messages import KVGroup, LoadProgress, WorkerReady, pack_int32, unpack_int32
 from millstream.tokenizer_manager.children import Entries
 from millstream.tokenizer_manager.serve_command import bind_port
 from millstream.tokenizer_manager.server import serve

@@ -23,8 +23,9 @@ import zlib
 from array import array
 from dataclasses import dataclass, field
 
+from millstream.common.batch_messages import BatchResult
 from millstream.common.config import SCHEDULE_POLICIES
-from millstream.common.messages import BatchResult, TokenizedGenerateReqInput, pack_int32
+from millstream.common.messages import TokenizedGenerateReqInput, pack_int32
 from millstream.common.sampling_params import SamplingParams
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig

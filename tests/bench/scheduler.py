@@ -33,7 +33,8 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from millstream.common.messages import BatchResult, ScheduleBatch, TokenizedGenerateReqInput, pack_int32
+from millstream.common.batch_messages import BatchResult, ScheduleBatch
+from millstream.common.messages import TokenizedGenerateReqInput, pack_int32
 from millstream.common.sampling_params import SamplingParams
 from millstream.scheduler import scheduler as scheduler_module
 from millstream.scheduler.scheduler import Scheduler

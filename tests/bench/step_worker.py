@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from millstream.common.batch_messages import BatchResult, ScheduleBatch, StepAck
 from millstream.common.channel import Hub
 from millstream.common.config import ChildConfig, ServerArgs
 from millstream.common.links import rank_to_scheduler, scheduler_to_rank
-from millstream.common.messages import BatchResult, ScheduleBatch, StepAck
 from millstream.common.sampling_params import SamplingParams
 from millstream.kernels.graph import Graph
 from millstream.tp_worker import sampler

@@ -9,7 +9,8 @@ import pytest
 
 import millstream
 from millstream.common.command_line import make_parser, parse_args
-from millstream.common.config import ConfigError, ServerArgs, check_args, flag_name, flags
+from millstream.common.config import ServerArgs, check_args
+from millstream.common.flags import ConfigError, flag_name, flags
 
 
 def test_the_model_may_stand_alone_or_behind_its_flag() -> None:
@@ -25,8 +26,8 @@ def test_flags_have_sglangs_names_and_vllms_aliases() -> None:
 
 def test_every_field_is_a_flag_with_help_in_a_group() -> None:
     text = make_parser().format_help()
-    assert not [name for name in flags() if flag_name(name) not in text]
-    assert not [name for name, (_, _, declared) in flags().items() if not declared.help]
+    assert not [name for name in flags(ServerArgs) if flag_name(name) not in text]
+    assert not [name for name, (_, _, declared) in flags(ServerArgs).items() if not declared.help]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import re2
 
 from millstream.common.finish_reason import FINISH_MATCHED_STR, FINISHED_MATCHED_REGEX
-from millstream.common.messages import StreamStart, pack_int32
+from millstream.common.messages import pack_int32
+from millstream.common.text_messages import StreamStart
 from millstream.common.tokenizer import Tokenizer
 
 

@@ -12,7 +12,8 @@ from millstream.common.finish_reason import (
     FINISH_MATCHED_TOKEN,
     FinishReason,
 )
-from millstream.common.messages import (
+from millstream.common.messages import pack_int32
+from millstream.common.text_messages import (
     BatchTokenIDOutput,
     RequestEnd,
     RequestStats,
@@ -20,7 +21,6 @@ from millstream.common.messages import (
     StrEnd,
     StrOutput,
     TextEnded,
-    pack_int32,
 )
 from millstream.common.tokenizer import Tokenizer
 from millstream.common.tokenizer_parts import TokenizerParts

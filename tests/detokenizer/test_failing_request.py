@@ -5,7 +5,8 @@ import logging
 import pytest
 
 from millstream.common.finish_reason import FINISH_ABORT, FINISH_LENGTH, FINISH_MATCHED_STR
-from millstream.common.messages import RequestStats, StrEnd, StrOutput, TextEnded, pack_int32
+from millstream.common.messages import pack_int32
+from millstream.common.text_messages import RequestStats, StrEnd, StrOutput, TextEnded
 from millstream.detokenizer.detokenizer import Detokenizer, DetokenizerOutput, make_or_abort
 from tests.detokenizer.reference_text import start_of
 from tests.detokenizer.test_detokenizer import end_of, message

@@ -18,18 +18,10 @@ from millstream.common.links import (
     detokenizer_to_scheduler,
     scheduler_to_detokenizer,
 )
-from millstream.common.messages import (
-    BatchStrOutput,
-    BatchTokenIDOutput,
-    DetokenizerHeartbeat,
-    DetokenizerReady,
-    RequestEnd,
-    RequestStats,
-    TextEnded,
-    pack_int32,
-)
+from millstream.common.messages import DetokenizerHeartbeat, DetokenizerReady, pack_int32
 from millstream.common.process import read_cause, start_child
 from millstream.common.run_dir import create_run_dir, leave_run_dir
+from millstream.common.text_messages import BatchStrOutput, BatchTokenIDOutput, RequestEnd, RequestStats, TextEnded
 from tests.detokenizer.reference_text import start_of
 from tests.text.sample_tokenizers import smollm2
 

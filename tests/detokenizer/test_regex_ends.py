@@ -10,7 +10,8 @@ from millstream.common.finish_reason import (
     FINISHED_MATCHED_REGEX,
     FinishReason,
 )
-from millstream.common.messages import StrEnd, StrOutput, TextEnded, pack_int32
+from millstream.common.messages import pack_int32
+from millstream.common.text_messages import StrEnd, StrOutput, TextEnded
 from millstream.detokenizer.detokenizer import Detokenizer, DetokenizerOutput
 from tests.detokenizer.reference_text import start_of
 from tests.detokenizer.test_detokenizer import STATS, end_of, ids_of, message, texts

@@ -7,9 +7,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from millstream.common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_TOKEN
-from millstream.common.messages import StreamStart
 from millstream.common.sampling_params import InvalidParam
 from millstream.common.stop_regex import compile_stop_regexes
+from millstream.common.text_messages import StreamStart
 from tests.detokenizer.reference_text import expected_ending, start_of, whole_text
 from tests.detokenizer.test_text_properties import BYTES_JOIN, check_ending, cut, run, single_bytes, stop_strings
 from tests.text.sample_tokenizers import TEXTS

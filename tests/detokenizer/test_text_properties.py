@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_TOKEN, FinishReason
-from millstream.common.messages import (
+from millstream.common.messages import pack_int32, unpack_int32
+from millstream.common.text_messages import (
     BatchTokenIDOutput,
     RequestEnd,
     RequestStats,
     StreamStart,
     StrOutput,
     TextEnded,
-    pack_int32,
-    unpack_int32,
 )
 from millstream.common.tokenizer import Tokenizer
 from millstream.detokenizer.detokenizer import Detokenizer

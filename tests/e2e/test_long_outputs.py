@@ -13,19 +13,16 @@ from contextlib import contextmanager
 import pytest
 import tokenizers
 
+from millstream.common.batch_messages import BatchResult, ScheduleBatch
 from millstream.common.messages import (
-    BatchResult,
-    BatchStrOutput,
-    BatchTokenIDOutput,
     DetokenizerReady,
-    ScheduleBatch,
     SchedulerReady,
-    StrOutput,
     TokenizedGenerateReqInput,
     pack_int32,
     unpack_int32,
 )
 from millstream.common.sampling_params import SamplingParams
+from millstream.common.text_messages import BatchStrOutput, BatchTokenIDOutput, StrOutput
 from millstream.detokenizer.detokenizer import Detokenizer
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,9 @@ def modules_with_operators() -> set[str]:
 
 @pytest.mark.source_tree
 def test_importing_the_catalogue_imports_every_operator() -> None:
-    assert {module.__name__.rpartition(".")[2] for module in operators.MODULES} == modules_with_operators()
+    imported = {name for name, value in vars(operators).items() if inspect.ismodule(value)}
+    assert modules_with_operators()
+    assert modules_with_operators() <= imported
 
 
 def selected(name: str, dtype: torch.dtype) -> Iterator[str]:

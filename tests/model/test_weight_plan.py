@@ -9,8 +9,9 @@ import msgspec
 import pytest
 import torch
 
-from millstream.common.config import ConfigError, ServerArgs
+from millstream.common.config import ServerArgs
 from millstream.common.cpu import C_COMPILERS
+from millstream.common.flags import ConfigError
 from millstream.common.model_config import load_model_config
 from millstream.common.model_struct import ModelConfig
 from millstream.common.tensor_parallel import shard_plan

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from millstream.common.config import flag_name, flags
+from millstream.common.config import ServerArgs
+from millstream.common.flags import flag_name, flags
 from tests.rules.source_files import ROOT
 
 pytestmark = pytest.mark.source_tree
@@ -19,11 +20,11 @@ def test_every_linked_file_exists() -> None:
 
 
 def test_every_flag_is_in_the_readme_and_every_flag_in_it_is_real() -> None:
-    known = {flag_name(name) for name in flags()} | {
-        alias for _, _, declared in flags().values() for alias in declared.aliases
+    known = {flag_name(name) for name in flags(ServerArgs)} | {
+        alias for _, _, declared in flags(ServerArgs).values() for alias in declared.aliases
     }
     named = set(re.findall(r"`(--[\w-]+)", README))
-    assert not {flag_name(name) for name in flags()} - named
+    assert not {flag_name(name) for name in flags(ServerArgs)} - named
     bench = {
         "--base-url",
         "--num-prompts",

@@ -8,15 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream.common.messages import (
-    ROW_ERROR,
-    BatchResult,
-    NewReq,
-    PageColumns,
-    ScheduleBatch,
-    pack_int32,
-    unpack_int32,
-)
+from millstream.common.batch_messages import ROW_ERROR, BatchResult, NewReq, PageColumns, ScheduleBatch
+from millstream.common.messages import pack_int32, unpack_int32
 from millstream.common.sampling_params import SamplingParams
 
 PROMPT = [5, 9, 2, 7, 7, 1, 3, 8, 6, 4, 2, 5, 9, 9, 1, 6, 2, 3, 4, 8, 1]

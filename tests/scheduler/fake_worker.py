@@ -12,21 +12,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from millstream.common.batch_messages import ROW_ERROR, BatchResult, NewReq, ScheduleBatch, StepAck
 from millstream.common.channel import Hub
 from millstream.common.config import ChildConfig
 from millstream.common.links import rank_to_scheduler, scheduler_to_rank
-from millstream.common.messages import (
-    ROW_ERROR,
-    BatchResult,
-    KVGroup,
-    LoadProgress,
-    NewReq,
-    ScheduleBatch,
-    StepAck,
-    WorkerReady,
-    pack_int32,
-    unpack_int32,
-)
+from millstream.common.messages import KVGroup, LoadProgress, WorkerReady, pack_int32, unpack_int32
 
 NUM_PAGES = 512
 VOCAB_SIZE = 1000

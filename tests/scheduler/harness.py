@@ -4,20 +4,11 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from millstream.common.batch_messages import BatchResult, ScheduleBatch
 from millstream.common.links import ControlReply, ToScheduler
-from millstream.common.messages import (
-    AbortReq,
-    BatchResult,
-    BatchTokenIDOutput,
-    RequestEnd,
-    ScheduleBatch,
-    StreamStart,
-    TextEnded,
-    TokenizedGenerateReqInput,
-    pack_int32,
-    unpack_int32,
-)
+from millstream.common.messages import AbortReq, TokenizedGenerateReqInput, pack_int32, unpack_int32
 from millstream.common.sampling_params import SamplingParams
+from millstream.common.text_messages import BatchTokenIDOutput, RequestEnd, StreamStart, TextEnded
 from millstream.scheduler.invariants import broken_invariants
 from millstream.scheduler.req import Req
 from millstream.scheduler.scheduler import Scheduler

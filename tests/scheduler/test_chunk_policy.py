@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from millstream.common.batch_messages import BatchResult
 from millstream.common.config import AUTO_CHUNK
-from millstream.common.messages import BatchResult
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig
 from millstream.scheduler.simulation.cost_model import CostModel, Efficiency, StepCosts, load_cost_model

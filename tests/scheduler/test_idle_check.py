@@ -4,15 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from millstream.common.batch_messages import BatchResult
 from millstream.common.channel import Hub
 from millstream.common.config import ServerArgs
-from millstream.common.messages import (
-    BatchResult,
-    KVGroup,
-    TokenizedGenerateReqInput,
-    WorkerReady,
-    pack_int32,
-)
+from millstream.common.messages import KVGroup, TokenizedGenerateReqInput, WorkerReady, pack_int32
 from millstream.common.run_dir import create_run_dir, leave_run_dir
 from millstream.common.sampling_params import SamplingParams
 from millstream.scheduler.process import SchedulerProcess

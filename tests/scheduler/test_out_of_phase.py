@@ -5,7 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from millstream.common.messages import BatchResult, pack_int32
+from millstream.common.batch_messages import BatchResult
+from millstream.common.messages import pack_int32
 from millstream.scheduler.schedule_batch import ProtocolError
 from tests.scheduler.harness import Harness
 

@@ -4,8 +4,9 @@ from random import Random
 
 import pytest
 
+from millstream.common.batch_messages import ScheduleBatch
 from millstream.common.config import SCHEDULE_POLICIES
-from millstream.common.messages import ScheduleBatch, unpack_int32
+from millstream.common.messages import unpack_int32
 from millstream.scheduler import prefill
 from millstream.scheduler.page_pool import PagePool
 from millstream.scheduler.prefix_sharing import PrefixesOnTheWay

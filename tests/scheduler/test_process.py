@@ -23,7 +23,6 @@ from millstream.common.links import (
 )
 from millstream.common.messages import (
     AbortReq,
-    BatchTokenIDOutput,
     ControlReqOutput,
     FlushCacheReqInput,
     KVGroup,
@@ -38,6 +37,7 @@ from millstream.common.messages import (
 from millstream.common.process import read_cause, start_child
 from millstream.common.run_dir import create_run_dir, leave_run_dir
 from millstream.common.sampling_params import SamplingParams
+from millstream.common.text_messages import BatchTokenIDOutput
 from millstream.scheduler.process import SchedulerProcess
 from millstream.scheduler.recording.recording import read_recording
 from millstream.scheduler.recording.replay import replay

@@ -11,26 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from millstream.common.batch_messages import BatchResult, NewReq, PageColumns, ScheduleBatch
 from millstream.common.finish_reason import FINISH_ABORT, FINISH_LENGTH, FINISH_MATCHED_TOKEN
 from millstream.common.links import ToScheduler
 from millstream.common.messages import (
     AbortReq,
-    BatchResult,
-    BatchTokenIDOutput,
     ControlReqOutput,
     FlushCacheReqInput,
-    NewReq,
-    PageColumns,
     PauseGenerationReqInput,
-    RequestEnd,
-    RequestStats,
-    ScheduleBatch,
-    StreamStart,
-    TextEnded,
     TokenizedGenerateReqInput,
     pack_int32,
 )
 from millstream.common.sampling_params import SamplingParams
+from millstream.common.text_messages import BatchTokenIDOutput, RequestEnd, RequestStats, StreamStart, TextEnded
 from millstream.scheduler.recording.message_json import PlainError, from_plain, to_plain
 from millstream.scheduler.recording.recording import Decision, Event, RecordingError, read_recording
 from millstream.scheduler.recording.schedule_recorder import RecordedScheduler, ScheduleRecorder, make_scheduler

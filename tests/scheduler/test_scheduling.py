@@ -2,7 +2,8 @@
 
 import msgspec
 
-from millstream.common.messages import ScheduleBatch, unpack_int32
+from millstream.common.batch_messages import ScheduleBatch
+from millstream.common.messages import unpack_int32
 from millstream.scheduler.prefix_sharing import still_waits
 from millstream.scheduler.req import Range, ReqStatus
 from tests.scheduler.fake_worker import reference_outputs

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from millstream.common.messages import ScheduleBatch
+from millstream.common.batch_messages import ScheduleBatch
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig
 from millstream.scheduler.simulation.cost_model import CostModel, Overheads, StepCosts, load_cost_model

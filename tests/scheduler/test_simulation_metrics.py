@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from millstream.common.finish_reason import FINISH_ABORT, FINISH_LENGTH, FinishReason
-from millstream.common.messages import BatchTokenIDOutput, RequestEnd, RequestStats, pack_int32
+from millstream.common.messages import pack_int32
+from millstream.common.text_messages import BatchTokenIDOutput, RequestEnd, RequestStats
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig
 from millstream.scheduler.simulation.metrics import Measurements, Report, spread

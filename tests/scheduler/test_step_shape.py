@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from millstream.common.messages import NewReq, PageColumns, ScheduleBatch, pack_int32
+from millstream.common.batch_messages import NewReq, PageColumns, ScheduleBatch
+from millstream.common.messages import pack_int32
 from millstream.common.sampling_params import SamplingParams
 from millstream.scheduler.simulation.step_shape import RowLengths, StepShape
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.common.messages import TextEnded, TokenizedGenerateReqInput, pack_int32
+from millstream.common.messages import TokenizedGenerateReqInput, pack_int32
 from millstream.common.sampling_params import SamplingParams
+from millstream.common.text_messages import TextEnded
 from millstream.scheduler.recording.schedule_recorder import RecordedScheduler, ScheduleRecorder
 from millstream.scheduler.scheduler_config import SchedulerConfig
 from millstream.scheduler.simulation.cost_model import load_cost_model

@@ -20,16 +20,14 @@ from millstream.common.finish_reason import (
     FinishReason,
 )
 from millstream.common.messages import (
-    BatchTokenIDOutput,
     ContinueGenerationReqInput,
     PauseGenerationReqInput,
-    StrOutput,
-    TextEnded,
     TokenizedGenerateReqInput,
     pack_int32,
     unpack_int32,
 )
 from millstream.common.sampling_params import SamplingParams
+from millstream.common.text_messages import BatchTokenIDOutput, StrOutput, TextEnded
 from millstream.common.tokenizer import Tokenizer
 from millstream.common.tokenizer_parts import TokenizerParts
 from millstream.detokenizer.detokenizer import Detokenizer

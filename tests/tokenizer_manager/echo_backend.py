@@ -23,7 +23,6 @@ from millstream.common.finish_reason import (
 from millstream.common.links import ControlReply, FromDetokenizer, FromScheduler, ToScheduler
 from millstream.common.messages import (
     AbortReq,
-    BatchStrOutput,
     ContinueGenerationReqInput,
     ControlReqOutput,
     DetokenizerReady,
@@ -34,14 +33,12 @@ from millstream.common.messages import (
     LoadProgress,
     LoadSnapshot,
     PauseGenerationReqInput,
-    RequestStats,
     SchedulerReady,
-    StrEnd,
-    StrOutput,
     TokenizedGenerateReqInput,
     pack_int32,
     unpack_int32,
 )
+from millstream.common.text_messages import BatchStrOutput, RequestStats, StrEnd, StrOutput
 from millstream.common.tokenizer import Tokenizer
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from millstream.common.messages import BatchStrOutput, StrOutput
+from millstream.common.text_messages import BatchStrOutput, StrOutput
 from millstream.tokenizer_manager.prompt_encoder import PromptEncoder
 from tests.tokenizer_manager.live_server import CONTEXT_LEN, MODEL, LiveServer, byte_tokenizer
 

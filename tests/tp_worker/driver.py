@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from millstream.common.batch_messages import BatchResult, NewReq, PageColumns, ScheduleBatch
 from millstream.common.config import ChildConfig, ServerArgs
-from millstream.common.messages import BatchResult, NewReq, PageColumns, ScheduleBatch, pack_int32, unpack_int32
+from millstream.common.messages import pack_int32, unpack_int32
 from millstream.common.sampling_params import SamplingParams
 from millstream.tp_worker.load import load_worker
 from millstream.tp_worker.worker import Worker

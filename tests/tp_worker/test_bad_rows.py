@@ -5,7 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from millstream.common.messages import ROW_ERROR, NewReq, PageColumns, ScheduleBatch, pack_int32, unpack_int32
+from millstream.common.batch_messages import ROW_ERROR, NewReq, PageColumns, ScheduleBatch
+from millstream.common.messages import pack_int32, unpack_int32
 from millstream.common.sampling_params import SamplingParams
 from millstream.tp_worker.rows import BatchError
 from millstream.tp_worker.worker import Worker

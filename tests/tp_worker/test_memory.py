@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from millstream.common import cpu
-from millstream.common.config import ConfigError, ServerArgs
+from millstream.common.config import ServerArgs
+from millstream.common.flags import ConfigError
 from millstream.common.memory_plan import available_host_memory, plan_kv_pages
 
 GB = 10**9

@@ -7,21 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from millstream.common.batch_messages import BatchResult, NewReq, PageColumns, ScheduleBatch, StepAck
 from millstream.common.channel import Hub, Receiver, Sender
 from millstream.common.config import ChildConfig
 from millstream.common.links import FromRank, rank_to_scheduler, scheduler_to_rank
-from millstream.common.messages import (
-    BatchResult,
-    KVGroup,
-    LoadProgress,
-    NewReq,
-    PageColumns,
-    ScheduleBatch,
-    StepAck,
-    WorkerReady,
-    pack_int32,
-    unpack_int32,
-)
+from millstream.common.messages import KVGroup, LoadProgress, WorkerReady, pack_int32, unpack_int32
 from millstream.common.process import read_cause, start_child
 from millstream.common.run_dir import LOCK_NAME, hold_run_dir
 from tests.tp_worker.driver import GREEDY, tiny_args

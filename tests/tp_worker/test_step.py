@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from millstream.common.messages import NewReq, PageColumns, ScheduleBatch, pack_int32, unpack_int32
+from millstream.common.batch_messages import NewReq, PageColumns, ScheduleBatch
+from millstream.common.messages import pack_int32, unpack_int32
 from millstream.common.sampling_params import SamplingParams
 from millstream.tp_worker.forward_batch import ForwardBatch
 from millstream.tp_worker.rows import Limits, Rows

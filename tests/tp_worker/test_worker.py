@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millstream.common.messages import ROW_ERROR, unpack_int32
+from millstream.common.batch_messages import ROW_ERROR
+from millstream.common.messages import unpack_int32
 from millstream.common.sampling_params import SamplingParams
 from millstream.tp_worker.decoder import Decoder
 from millstream.tp_worker.rows import FREE

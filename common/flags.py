@@ -1,0 +1,84 @@
+"""Command-line flags as data: a struct's fields, each declared once with its type, default, help and bounds."""
+
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+MAX_INT, MAX_SECONDS = 2**31 - 1, 1e9  # of flags that declare no bound of their own
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """What the command line says of a field."""
+
+    group: str
+    help: str
+    aliases: tuple[str, ...] = ()
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    words: dict[str, int] = {}
+
+
+def flag(
+    group: str,
+    text: str,
+    *aliases: str,
+    metavar: str = "",
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+    words: dict[str, int] | None = None,
+) -> Flag:
+    """Declare the flag of a field; `low` and `high` bound it inclusively, `words` stand for numbers."""
+    return Flag(group, text, aliases, metavar, choices, low, high, words or {})
+
+
+class ConfigError(ValueError):
+    """A flag has a bad value; the message names it. The command ends with exit code 2."""
+
+
+def flags(args_type: type[msgspec.Struct]) -> dict[str, tuple[type, Any, Flag]]:
+    """Every field of a struct of flags: name -> (type, default, Flag); NODEFAULT is the default of a required one."""
+    hints = get_type_hints(args_type, include_extras=True)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(args_type)}
+    found = {}
+    for name, hint in hints.items():
+        kind, declared = get_args(hint)
+        found[name] = (_plain_type(kind), defaults[name], declared)
+    return found
+
+
+def flag_name(field: str) -> str:
+    """`max_running_requests` -> `--max-running-requests`."""
+    return "--" + field.replace("_", "-")
+
+
+def check_ranges(args: msgspec.Struct) -> None:
+    """Raise ConfigError naming the first flag that is out of its range or none of its choices."""
+    for name, (_, default, declared) in flags(type(args)).items():
+        value = getattr(args, name)
+        if value is None or value == default:
+            continue
+        if declared.choices and value not in declared.choices:
+            raise ConfigError(f"{flag_name(name)} must be one of {', '.join(declared.choices)}, not {value!r}")
+        if declared.low is not None and not declared.low <= value <= _highest(declared, value):
+            limit = f"at least {declared.low:g}"
+            if declared.high is not None or value > declared.low:
+                limit = f"from {declared.low:g} to {_highest(declared, value):.12g}"
+            raise ConfigError(f"{flag_name(name)} must be {limit}, not {value}")
+
+
+def _highest(declared: Flag, value: float) -> float:
+    """The upper bound of a flag: where it declares none, what messages and kernels can carry."""
+    if declared.high is not None:
+        return declared.high
+    return MAX_INT if isinstance(value, int) else MAX_SECONDS
+
+
+def _plain_type(kind: Any) -> type:
+    """`int | None` -> int."""
+    if get_origin(kind) is None:
+        return kind  # type: ignore[no-any-return]
+    plain: type = next(arg for arg in get_args(kind) if arg is not type(None))
+    return plain
