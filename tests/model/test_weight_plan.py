@@ -96,9 +96,9 @@ def test_a_layer_that_cannot_stay_packed_says_why() -> None:
     assert (chosen["gate"].format, chosen["gate"].why) == (DENSE, "fused from types that differ")
     assert choose(config, "w8a8", rank=1, tp_size=3)["o"].format == W8A8
     lines = weight_lines(plan(10**10, config, tp_size=3))
-    assert lines["dequantised layers"].startswith("6 of 15 (")
-    assert "3: inputs are cut inside a group of 32" in lines["dequantised layers"]
-    assert "3: fused from types that differ" in lines["dequantised layers"]
+    assert lines["dequantised layers"].startswith("2 of 5 (")
+    assert "1: inputs are cut inside a group of 32" in lines["dequantised layers"]
+    assert "1: fused from types that differ" in lines["dequantised layers"]
 
 
 def test_both_copies_are_kept_where_they_fit_in_half_of_what_the_kv_cache_leaves() -> None:
