@@ -129,7 +129,7 @@ def test_the_ranks_of_a_host_share_its_memory() -> None:
 def test_the_lines_tell_what_is_kept_and_why() -> None:
     lines = weight_lines(plan(10**9, max_total_tokens=2048))
     assert lines["weights"] == "422 MB (embeddings and norms: 57 MB)"
-    assert lines["quantised layers"] == "96 MB (120 layers int4, as stored; 1 layers int8, as stored)"
+    assert lines["quantised layers"] == "96 MB (120 layers int4, as stored; 1 layer int8, as stored)"
     assert lines["dense layers"] == (
         "269 MB, a second copy for steps of many tokens: all weights fit in half of the 953 MB that the KV cache leaves"
     )
