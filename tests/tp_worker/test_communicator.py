@@ -148,6 +148,7 @@ def test_both_versions_can_be_mixed_because_they_share_one_protocol() -> None:
     assert run_ranks(2, run) == [True, True]
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("size", [2, 3])
 def test_recorded_collectives_run_again_and_again_on_what_their_tensors_hold_then(size: int) -> None:
     make = communicators("shared memory", size, slot_bytes=SMALL_SLOT)
@@ -176,6 +177,7 @@ def test_recorded_collectives_run_again_and_again_on_what_their_tensors_hold_the
     assert run_ranks(size, run) == [rank == 0 for rank in range(size)]
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_a_peer_that_fails_inside_a_graph_is_named() -> None:
     lonely, x = communicators("shared memory", 2, timeout=0.05)(0), torch.ones(4)
     with record(Arena(2**10)) as graph:
