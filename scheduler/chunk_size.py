@@ -18,6 +18,7 @@ from .scheduler_config import SchedulerConfig
 from .step_cost import StepCost, StepWork
 
 FIRST_CHUNK = 512  # until enough steps were seen
+MIN_CHUNK, MIN_CHUNK_ALONE = 32, 128  # beside streams and without: fewer tokens cost more than a target is worth
 MAX_CHUNK = 8192
 MAX_GROWTH = 4  # times the largest that was seen
 MIN_LEARNT_STEPS = 4  # with prompts; beside streams one will do, and so many without
@@ -68,8 +69,8 @@ class ChunkSize:
     def budget(self, num_decodes: int, num_behind: int, oldest_waiting_seconds: float) -> ChunkBudget | None:
         """What a step beside `num_decodes` decode rows may compute while `num_behind` wait behind the first; None: all.
 
-        A fixed size counts the decode rows in, as SGLang's does; an automatic one is prompt tokens alone: a page at
-        least, and half a page more than would do, because chunks end where a page does.
+        A fixed size counts the decode rows in, as SGLang's does; an automatic one is prompt tokens alone: a page or
+        MIN_CHUNK at least, and half a page more than would do, because chunks end where a page does.
         """
         if not self.is_auto:
             return ChunkBudget(self._fixed - num_decodes) if self._fixed > 0 else None
@@ -84,7 +85,8 @@ class ChunkSize:
         tokens = (target - without_prompts - cost.overhead) / cost.per_token + self._page_size / 2
         tokens = min(tokens, MAX_CHUNK, MAX_GROWTH * self._largest_chunk)
         attention_len = cost.per_token / cost.per_pair if cost.per_pair else math.inf
-        return ChunkBudget(max(tokens, self._page_size), attention_len)
+        least = max(self._page_size, MIN_CHUNK if num_decodes else MIN_CHUNK_ALONE)
+        return ChunkBudget(max(tokens, least), attention_len)
 
     def _has_learnt(self, num_decodes: int) -> bool:
         if self._cost.per_token <= 0:

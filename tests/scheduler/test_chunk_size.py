@@ -12,6 +12,7 @@ from millstream.scheduler.chunk_size import (
     MAX_GROWTH,
     MAX_STREAM_MULTIPLE,
     MAX_STREAM_SECONDS,
+    MIN_CHUNK,
     MIN_LEARNT_STEPS,
     NO_STREAM_SECONDS,
     STREAM_MULTIPLE,
@@ -202,7 +203,7 @@ def test_whatever_the_steps_take_a_budget_is_within_its_bounds(page_size: int) -
         for _ in range(40):
             budget = chunk.budget(rng.randrange(64), rng.randrange(99), rng.uniform(-1, 100))
             assert budget is not None
-            assert page_size <= budget.tokens <= MAX_CHUNK
+            assert max(page_size, MIN_CHUNK) <= budget.tokens <= MAX_CHUNK
             assert budget.attention_len > 999
             num_tokens = rng.choice((0, 0, int(budget.tokens)))
             work = StepWork(num_tokens, count_pairs(0, num_tokens), rng.randrange(64))
