@@ -18,24 +18,28 @@ typedef struct {
     int64_t num_rows, out_features, in_features, is_out_f32, block;
 } w8a8_args;
 
-/* x[i] +- x[i ^ distance] for lanes in pairs: a butterfly inside a vector. */
+/* x[i] +- x[i ^ distance] for lanes in pairs: a butterfly inside a vector. The sign is a factor, for one fused
+   multiply-add. */
 INLINE vf mix_lanes(vf x, int distance) {
-    vi lanes = lane_numbers(), is_upper = (lanes & distance) != 0;
+    vi lanes = lane_numbers();
+    vf sign = __builtin_convertvector(1 - 2 * ((lanes & distance) != 0 & 1), vf);
 #if defined(__clang__)
     vf other;
     for (int i = 0; i < LANES; i++) other[i] = x[i ^ distance];
 #else
     vf other = __builtin_shuffle(x, lanes ^ distance);
 #endif
-    return other + choose(is_upper, -x, x);
+    return x * sign + other;
 }
 
-/* Hadamard's transform of each `block` numbers (a power of two up to MAX_BLOCK that divides `size`), not normalised. */
-INLINE void NAME(rotate_row)(const ELEMENT *x, int64_t size, int64_t block, float *to) {
+/* Hadamard's transform of each `block` numbers (a power of two up to MAX_BLOCK that divides `size`), not normalised.
+   Returns the bits of the largest magnitude: as integers, those of infinity and NaN are above all others. */
+INLINE vi NAME(rotate_row)(const ELEMENT *x, int64_t size, int64_t block, float *to) {
+    vi most = {0};
     for (int64_t k = 0; k < size; k += MAX_BLOCK) {
         vf v[MAX_BLOCK / LANES];
         UNROLL for (int i = 0; i < MAX_BLOCK / LANES; i++) {
-            int64_t left = size - k - i * LANES;
+            int64_t left = block == MAX_BLOCK ? LANES : size - k - i * LANES;
             v[i] = left > 0 ? LOAD(x + k + i * LANES, left) : splat(0);
             UNROLL for (int distance = 1; distance < LANES; distance *= 2)
                 if (distance < block) v[i] = mix_lanes(v[i], distance);
@@ -48,22 +52,27 @@ INLINE void NAME(rotate_row)(const ELEMENT *x, int64_t size, int64_t block, floa
                         v[i] = low + high;
                         v[i | step] = low - high;
                     }
-        UNROLL for (int i = 0; i < MAX_BLOCK / LANES; i++)
-            if (size - k - i * LANES > 0) store_f32(to + k + i * LANES, v[i], size - k - i * LANES);
+        UNROLL for (int i = 0; i < MAX_BLOCK / LANES; i++) {
+            int64_t left = block == MAX_BLOCK ? LANES : size - k - i * LANES;
+            vi magnitude = (vi)v[i] & 0x7fffffff;
+            most = (vi)choose(magnitude > most, (vf)magnitude, (vf)most);
+            if (left > 0) store_f32(to + k + i * LANES, v[i], left);
+        }
     }
+    return most;
 }
 
 INLINE void NAME(quantise_row)(const w8a8_args *a, int64_t row, float *x) {
     int64_t size = a->in_features;
-    NAME(rotate_row)((const ELEMENT *)a->x + row * size, size, a->block, x);
-    vf most = {0}, nan_or_zero = {0};
-    for (int64_t k = 0; k < size; k += LANES) {
-        vf value = load_f32(x + k, size - k);
-        most = vmax(most, vmax(value, -value));
-        nan_or_zero += value - value;
-    }
-    float largest = max_lanes(most), inverse = largest > 0 ? 127.0f / largest : 0;
-    a->x_scales[row] = largest / 127.0f + sum_lanes(nan_or_zero); /* NaN and infinity make the whole row NaN */
+    const ELEMENT *from = (const ELEMENT *)a->x + row * size;
+    vf most = (vf)(a->block == MAX_BLOCK ? NAME(rotate_row)(from, size, MAX_BLOCK, x)
+                                         : NAME(rotate_row)(from, size, a->block, x));
+    int32_t bits = 0;
+    float largest;
+    for (int i = 0; i < LANES; i++) bits = ((vi)most)[i] > bits ? ((vi)most)[i] : bits;
+    memcpy(&largest, &bits, sizeof largest);
+    float inverse = largest > 0 ? 127.0f / largest : 0;
+    a->x_scales[row] = largest / 127.0f + (largest - largest); /* NaN and infinity make the whole row NaN */
     uint8_t *to = a->quantised + row * size;
     for (int64_t k = 0; k < size; k += LANES) {
         /* 1.5 * 2^23 + 128: adding it rounds to an integer in the low bits, of which the lowest byte counts */
