@@ -8,7 +8,11 @@ ARGS ?=
 SEEDS ?= 200000
 SECONDS ?= 86400
 
-.PHONY: install serve test test-long check test-wheel clean
+FUZZ_SECONDS ?= 600
+CLIENTS ?=
+SCHEMAS ?= 200
+
+.PHONY: install serve test test-long check test-wheel clean test-fuzz test-clients test-grammar
 
 install: .venv/installed
 
@@ -27,6 +31,18 @@ test: check
 
 test-long: install
 	$(BIN)/python -m tests.scheduler.long_battery --seeds $(SEEDS) --seconds $(SECONDS)
+
+# Schemathesis over /openapi.json, for FUZZ_SECONDS.
+test-fuzz: install
+	$(BIN)/python -m tests.http.fuzz --seconds $(FUZZ_SECONDS)
+
+# 200 JSON Schemas of 20 kinds, answered by the packaged model at temperature 1: each answer that ends must be valid.
+test-grammar: install
+	$(BIN)/python -m tests.grammar.battery --schemas $(SCHEMAS)
+
+# Real clients, each in an environment of its own below build/clients, against a live server (CLIENTS= names some).
+test-clients: install
+	$(BIN)/python -m tests.clients.run $(CLIENTS)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -9,6 +9,9 @@ from . import __version__
 
 COMMANDS = {
     "serve": ("millstream.tokenizer_manager.serve_command:main", "serve a model over HTTP"),
+    "chat": ("millstream.tokenizer_manager.chat_command:main", "talk to a model in the terminal"),
+    "top": ("millstream.tokenizer_manager.top_command:main", "watch the requests and figures of a running server"),
+    "doctor": ("millstream.tokenizer_manager.doctor_command:main", "check this machine, and say what to mend"),
     "explain": (
         "millstream.tokenizer_manager.explain_command:main",
         "show what became of a request, and why it waited",

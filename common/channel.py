@@ -8,6 +8,7 @@ bounded deque, and `is_full` tells the loop to take no new work.
 """
 
 import logging
+import os
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -138,6 +139,7 @@ class Hub:
         self._poller = zmq.Poller()
         self._senders: list[Sender] = []
         self._receivers: list[Receiver[Any]] = []
+        self._wake_fd: int | None = None
 
     def open_sender(self, link: Link) -> Sender:
         """Connect to a link; its receiver may bind later."""
@@ -166,10 +168,22 @@ class Hub:
         blocked = [sender for sender in self._senders if not sender.flush()]
         for sender in blocked:
             self._poller.register(sender._socket, zmq.POLLOUT)
-        self._poller.poll(timeout_ms)
+        events = dict(self._poller.poll(timeout_ms))
+        if self._wake_fd is not None and self._wake_fd in events:
+            os.eventfd_read(self._wake_fd)
         for sender in blocked:
             self._poller.unregister(sender._socket)
             sender.flush()
+
+    def open_waker(self) -> Callable[[], None]:
+        """What another thread calls to end a `wait`, this one or the next. There is one for each hub."""
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller.register(self._wake_fd, zmq.POLLIN)
+        return self._wake
+
+    def _wake(self) -> None:
+        if self._wake_fd is not None:
+            os.eventfd_write(self._wake_fd, 1)
 
     def watch(self, add_reader: Callable[[int, Callable[[], None]], None], callback: Callable[[], None]) -> None:
         """For an event loop: call `callback` when a message may have arrived.
@@ -202,6 +216,9 @@ class Hub:
     def close(self) -> None:
         """Close all sockets; frames already handed over get half a second to leave."""
         self._context.destroy()
+        if self._wake_fd is not None:
+            os.close(self._wake_fd)
+            self._wake_fd = None
 
     def _address(self, link: Link) -> str:
         return f"ipc://{self._run_dir / link.name}"

@@ -6,12 +6,13 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from .config import ServerArgs, check_args
-from .flags import ConfigError, Flag, flag_name, flags
+from .config import ServerArgs
+from .flags import ConfigError, Flag, flag_name, flags, reader_of
 
 GROUP_TITLES = {
     "model": "model",
     "serving": "serving",
+    "access": "access",
     "scheduling": "scheduling",
     "memory": "KV cache and memory",
     "devices": "devices and parallelism",
@@ -42,6 +43,8 @@ def make_parser() -> Parser:
         prog="millstream serve",
         usage="millstream serve [MODEL] [flags]",
         description="Serve a model over HTTP with an OpenAI-compatible API.",
+        epilog="Settings also come from MILLSTREAM_* variables (MILLSTREAM_PORT=8000) and from a TOML file (--config); flags "
+        "go first. --no-X undoes a switch X. vLLM's flags are understood too.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -51,50 +54,43 @@ def make_parser() -> Parser:
     return parser
 
 
-def parse_args(argv: list[str]) -> ServerArgs:
-    """Parse and check a command line; ConfigError names the flag. Prints and exits on --help."""
+def parse_flags(argv: list[str]) -> dict[str, Any]:
+    """The fields that a command line sets; ConfigError names the flag. Prints and exits on --help."""
     values = vars(make_parser().parse_known_flags(argv))
     positional = values.pop("model", None)
     if positional is not None and values.setdefault("model_path", positional) != positional:
         raise ConfigError(f"MODEL is given twice: {positional} and --model-path {values['model_path']}")
-    if "model_path" not in values:
-        raise ConfigError("no model is given: millstream serve MODEL (try: millstream serve smollm2)")
-    return check_args(ServerArgs(**values))
+    return values
 
 
 def add_flags(groups: dict[str, Any], declared_flags: dict[str, tuple[type, Any, Flag]]) -> None:
-    """Add each flag, with its aliases, to the argument group that it names."""
+    """Add each flag, with its aliases, to the argument group that it names; `--no-X` undoes a switch X."""
     for name, (kind, default, declared) in declared_flags.items():
         names = [flag_name(name), *declared.aliases]
         groups[declared.group].add_argument(*names, dest=name, **_argument(kind, default, declared))
+        if kind is bool:
+            no = flag_name(f"no_{name}")
+            groups[declared.group].add_argument(no, dest=name, action="store_false", help=argparse.SUPPRESS)
+
+
+class _Extend(argparse.Action):
+    """A flag that may come several times, each time with some items."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *values))
 
 
 def _argument(kind: type, default: Any, declared: Flag) -> dict[str, Any]:
     text = declared.help.replace("%", "%%")
     if kind is bool:
         return {"action": "store_true", "help": text}
-    if default not in (None, msgspec.NODEFAULT) and "default" not in text:
+    if default not in (None, (), msgspec.NODEFAULT) and "default" not in text:
         text += f" (default: {default})"
-    argument: dict[str, Any] = {"type": _number_or_word(kind, declared.words), "help": text}
+    argument: dict[str, Any] = {"type": reader_of(kind, declared), "help": text}
+    if kind is tuple:
+        argument["action"] = _Extend
     if declared.choices:
         argument["choices"] = declared.choices
     else:
         argument["metavar"] = declared.metavar or kind.__name__.upper()
     return argument
-
-
-def _number_or_word(kind: type, words: dict[str, int]) -> Any:
-    """What turns the text of a flag into its value. Where words stand for numbers, their numbers are not taken."""
-    if not words:
-        return kind
-
-    def convert(text: str) -> Any:
-        if text in words:
-            return words[text]
-        number = kind(text)
-        if number in words.values():
-            raise ValueError(text)
-        return number
-
-    convert.__name__ = f"{kind.__name__}, {' or '.join(words)}"
-    return convert

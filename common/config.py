@@ -1,7 +1,8 @@
 """Configuration: one frozen ServerArgs, whose fields are the command line's flags. The only reader of the environment.
 
-A field is declared once: its type and default here, its help, group and aliases in `flag(...)`. `parse_args` makes the
-command line from them. SGLang's names come first, vLLM's common names are aliases.
+A field is declared once: its type and default here, its help, group and aliases in `flag(...)`. The command line
+(command_line.py), the environment and a TOML file (settings.py) take their names from it. SGLang's names come first,
+vLLM's common names are aliases.
 """
 
 import os
@@ -22,7 +23,7 @@ EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "priority")
 
 
 class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `millstream serve` can be told. Checked once by `parse_args`, then only read."""
+    """Everything that `millstream serve` can be told. Checked once by `check_args`, then only read."""
 
     model_path: Annotated[
         str,
@@ -34,8 +35,13 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     served_model_name: Annotated[
-        str | None, flag("model", "the name that clients use (default: the last part of MODEL)", metavar="NAME")
-    ] = None
+        tuple[str, ...],
+        flag(
+            "model",
+            "the names that clients use, the first one in answers (default: the last part of MODEL)",
+            metavar="NAME",
+        ),
+    ] = ()
     load_format: Annotated[
         str,
         flag(
@@ -76,6 +82,33 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: Annotated[
         str | None, flag("model", "a Jinja file that replaces the model's chat template", metavar="FILE")
     ] = None
+    sampling_defaults: Annotated[
+        str,
+        flag(
+            "model",
+            "sampling parameters that a request does not bring: model takes those of the model's "
+            "generation_config.json, openai those of OpenAI's API (SGLang's routes have SGLang's)",
+            choices=("model", "openai"),
+        ),
+    ] = "model"
+    tool_call_parser: Annotated[
+        str,
+        flag(
+            "model",
+            "how the model writes tool calls: hermes (Qwen's too), llama3, mistral, deepseek, gpt-oss, none; auto finds "
+            "it in the chat template, or takes the tokenizer's own response template",
+            metavar="NAME",
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        flag(
+            "model",
+            "how the model marks its reasoning: think (<think>, as Qwen3), deepseek-r1 (begins with it), magistral, "
+            "gpt-oss, none; auto finds it in the chat template",
+            metavar="NAME",
+        ),
+    ] = "auto"
     random_seed: Annotated[
         int | None,
         flag(
@@ -88,6 +121,14 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
+    config: Annotated[
+        str | None,
+        flag(
+            "serving",
+            "a TOML file of settings; MILLSTREAM_* variables go before it, and flags before these",
+            metavar="FILE",
+        ),
+    ] = None
     host: Annotated[str, flag("serving", "address to listen on")] = "127.0.0.1"
     port: Annotated[int, flag("serving", "port to listen on; 0 takes a free one", low=0, high=65535)] = 30000
     drain_timeout: Annotated[
@@ -98,6 +139,44 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
         "info"
     )
     log_requests: Annotated[bool, flag("serving", "log a line for every request that ends")] = False
+    strict_params: Annotated[
+        bool, flag("serving", "refuse fields of a body that the route does not know, in place of ignoring them")
+    ] = False
+    sse_keep_alive_interval: Annotated[
+        float,
+        flag("serving", "seconds without an event after which a stream sends a comment; 0: never", low=0),
+    ] = 15.0
+
+    api_key: Annotated[
+        tuple[str, ...],
+        flag("access", "a key that clients need; several: again, or with commas", metavar="KEY", is_secret=True),
+    ] = ()
+    api_key_file: Annotated[
+        str | None, flag("access", "more keys, one a line; lines that begin with # are comments", metavar="FILE")
+    ] = None
+    admin_api_key: Annotated[
+        str | None,
+        flag(
+            "access",
+            "the key of routes that touch all users; they are closed without it where there are keys",
+            metavar="KEY",
+            is_secret=True,
+        ),
+    ] = None
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        flag(
+            "access",
+            "names that the Host header may have, beside this machine's own on a loopback address",
+            metavar="NAME",
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        flag(
+            "access", "sites (https://name) whose pages may use the server from a browser; * is any", metavar="ORIGIN"
+        ),
+    ] = ()
 
     max_running_requests: Annotated[
         int, flag("scheduling", "most requests in one batch", "--max-num-seqs", metavar="N", low=1, high=65536)
@@ -240,7 +319,7 @@ class ChildConfig(msgspec.Struct, frozen=True):
 def check_args(args: ServerArgs) -> ServerArgs:
     """Raise ConfigError naming the first flag that is wrong, alone or beside others; returns the args."""
     check_ranges(args)
-    if args.served_model_name == "":
+    if not all(args.served_model_name):
         raise ConfigError("--served-model-name must not be empty")
     if args.page_size & (args.page_size - 1):
         raise ConfigError(f"--page-size must be a power of two, not {args.page_size}")
@@ -276,6 +355,11 @@ def _check_scheduling(args: ServerArgs) -> None:
         raise ConfigError(
             f"--schedule-policy {args.schedule_policy} needs the cache that --disable-radix-cache switches off"
         )
+
+
+def process_environment() -> dict[str, str]:
+    """The environment variables of this process."""
+    return dict(os.environ)
 
 
 def child_environment() -> dict[str, str]:

@@ -14,7 +14,7 @@ import msgspec
 import tokenizers
 
 from .model_error import ModelError
-from .tokenizer_parts import DEFAULT_TEMPLATE, TokenizerParts
+from .tokenizer_parts import DEFAULT_TEMPLATE, ChatTemplates, TokenizerParts
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -31,6 +31,13 @@ def read_directory_tokenizer(directory: Path) -> TokenizerParts:
         eos_token_ids=_find_eos_token_ids(directory, backend, special_tokens),
         chat_templates=_find_chat_templates(directory, config),
     )
+
+
+def read_directory_templates(directory: Path) -> ChatTemplates:
+    """The chat templates of a directory alone; ModelError if a file is broken."""
+    config = _read_json(directory / "tokenizer_config.json")
+    response = config.get("response_template")
+    return ChatTemplates(_find_chat_templates(directory, config), response if isinstance(response, dict) else None)
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

@@ -25,6 +25,19 @@ class FINISH_MATCHED_TOKEN(msgspec.Struct, frozen=True, array_like=True, tag=Tru
         return {"type": "stop", "matched": self.matched}
 
 
+class FINISHED_GRAMMAR(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The output is all that its grammar allows: nothing more may come. Its last token is part of the text."""
+
+    @property
+    def matched(self) -> None:
+        """No token or text ended it."""
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """In the shape of SGLang's other stops."""
+        return {"type": "stop", "matched": None}
+
+
 class FINISH_MATCHED_STR(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One of the stop strings appeared in the text."""
 
@@ -62,4 +75,6 @@ class FINISH_ABORT(msgspec.Struct, frozen=True, array_like=True, tag=True):
         }
 
 
-FinishReason = FINISH_LENGTH | FINISH_MATCHED_TOKEN | FINISH_MATCHED_STR | FINISHED_MATCHED_REGEX | FINISH_ABORT
+FinishReason = (
+    FINISH_LENGTH | FINISH_MATCHED_TOKEN | FINISHED_GRAMMAR | FINISH_MATCHED_STR | FINISHED_MATCHED_REGEX | FINISH_ABORT
+)

@@ -1,14 +1,17 @@
 """Command-line flags as data: a struct's fields, each declared once with its type, default, help and bounds."""
 
-from typing import Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_INT, MAX_SECONDS = 2**31 - 1, 1e9  # of flags that declare no bound of their own
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """What the command line says of a field."""
+    """What the command line says of a field. The value of a secret one is never shown."""
 
     group: str
     help: str
@@ -18,6 +21,7 @@ class Flag(msgspec.Struct, frozen=True):
     low: float | None = None
     high: float | None = None
     words: dict[str, int] = {}
+    is_secret: bool = False
 
 
 def flag(
@@ -29,9 +33,10 @@ def flag(
     low: float | None = None,
     high: float | None = None,
     words: dict[str, int] | None = None,
+    is_secret: bool = False,
 ) -> Flag:
     """Declare the flag of a field; `low` and `high` bound it inclusively, `words` stand for numbers."""
-    return Flag(group, text, aliases, metavar, choices, low, high, words or {})
+    return Flag(group, text, aliases, metavar, choices, low, high, words or {}, is_secret)
 
 
 class ConfigError(ValueError):
@@ -52,6 +57,52 @@ def flags(args_type: type[msgspec.Struct]) -> dict[str, tuple[type, Any, Flag]]:
 def flag_name(field: str) -> str:
     """`max_running_requests` -> `--max-running-requests`."""
     return "--" + field.replace("_", "-")
+
+
+def field_of_flag(args_type: type[msgspec.Struct]) -> dict[str, str]:
+    """Every flag and alias -> the field that it sets."""
+    return {
+        each: name
+        for name, (_, _, declared) in flags(args_type).items()
+        for each in (flag_name(name), *declared.aliases)
+    }
+
+
+def reader_of(kind: type, declared: Flag) -> Callable[[str], Any]:
+    """What turns the text of a value into the value; ValueError for a wrong one.
+
+    A tuple's items have commas between them. Where words stand for numbers, their numbers are not taken.
+    """
+    if kind is tuple:
+        return lambda text: tuple(text.split(","))
+    if not declared.words:
+        return kind
+    words = declared.words
+
+    def read(text: str) -> Any:
+        if text in words:
+            return words[text]
+        number = kind(text)
+        if number in words.values():
+            raise ValueError(text)
+        return number
+
+    read.__name__ = f"{kind.__name__}, {' or '.join(words)}"  # argparse names it in its errors
+    return read
+
+
+def shown_value(declared: Flag, value: Any) -> Any:
+    """A value as people shall see it: the word that stands for a number, nothing of a secret."""
+    if declared.is_secret and value:
+        return "(secret)"
+    word = next((word for word, number in declared.words.items() if number == value), None)
+    return value if word is None else word
+
+
+def without_secrets(args: T) -> T:
+    """The same, for processes that need no secrets."""
+    secret = {name: default for name, (_, default, declared) in flags(type(args)).items() if declared.is_secret}
+    return msgspec.structs.replace(args, **secret)
 
 
 def check_ranges(args: msgspec.Struct) -> None:
@@ -77,7 +128,9 @@ def _highest(declared: Flag, value: float) -> float:
 
 
 def _plain_type(kind: Any) -> type:
-    """`int | None` -> int."""
+    """`int | None` -> int, `tuple[str, ...]` -> tuple."""
+    if get_origin(kind) is tuple:
+        return tuple
     if get_origin(kind) is None:
         return kind  # type: ignore[no-any-return]
     plain: type = next(arg for arg in get_args(kind) if arg is not type(None))

@@ -14,7 +14,7 @@ from .gguf_file import GGUFFile
 from .gguf_pre_tokenizers import ADD_BOS, IGNORE_MERGES, make_pre_tokenizer
 from .model_error import ModelError
 from .token_bytes import SPACE_MARK, byte_alphabet
-from .tokenizer_parts import DEFAULT_TEMPLATE, TokenizerParts
+from .tokenizer_parts import DEFAULT_TEMPLATE, ChatTemplates, TokenizerParts
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 ROLES = {
@@ -34,6 +34,11 @@ END_TEXTS = frozenset(
 def read_gguf_tokenizer(path: Path) -> TokenizerParts:
     """The parts of a GGUF file's tokenizer; ModelError if they are missing, inconsistent or of an unknown kind."""
     return gguf_tokenizer_parts(GGUFFile(path).metadata)
+
+
+def read_gguf_templates(path: Path) -> ChatTemplates:
+    """The chat templates of a GGUF file alone."""
+    return ChatTemplates(_chat_templates(GGUFFile(path).metadata))
 
 
 def gguf_tokenizer_parts(metadata: Mapping[str, Any]) -> TokenizerParts:

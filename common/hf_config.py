@@ -45,7 +45,14 @@ GEMMA_DEFAULTS = {  # published files leave out what equals transformers' defaul
     "max_position_embeddings": 131_072,
     "sliding_window": 4096,
 }
+CODE_FIELDS = ("auto_map", "custom_pipelines", "trust_remote_code", "_attn_implementation_internal")
 DTYPES = ("float32", "float16", "bfloat16")
+
+
+def code_fields(folder: Path) -> list[str]:
+    """Fields of config.json that would have other programs run code, or choose it; nothing here reads them."""
+    path = folder / "config.json"
+    return [name for name in CODE_FIELDS if name in read_json(path)] if path.is_file() else []
 
 
 def read_hf_config(folder: Path) -> ModelConfig:

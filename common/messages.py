@@ -103,7 +103,7 @@ class TokenizedGenerateReqInput(Message, frozen=True):
     `arrival` is the manager's monotonic clock in seconds (one clock for all processes of a host).
     `frontend` names the HTTP or Engine process that asked: replies go there.
     `waiting_timeout` and `timeout` are seconds from arrival; they can only lower the server's own limits.
-    `grammar` is llguidance's, which every output follows. `pooling` ("last" or "mean") asks for one vector of the prompt
+    `grammar` is llguidance's, which every output follows. `pooling` (one of POOLINGS) asks for one vector of the prompt
     and for no output.
     With `sampling_params.n` above 1 it stands for so many requests, whose rids `child_rid` gives; an abort may name it.
     """
@@ -125,6 +125,9 @@ class TokenizedGenerateReqInput(Message, frozen=True):
     logprobs: LogprobReq | None = None
     grammar: str | None = None
     pooling: str | None = None
+
+
+POOLINGS = ("last", "mean")  # the hidden state of the prompt's last token, or the mean over all of them
 
 
 def child_rid(rid: str, index: int, n: int) -> str:
@@ -204,6 +207,10 @@ class LoadSnapshot(Message, frozen=True):
     broken_invariants_total: int = 0
     chunk_tokens: int = 0  # prompt tokens that a step may compute now
     is_paused: bool = False
+    output_tokens_total: int = 0  # counted as they come, those that a text end drops too
+    num_grammar_queue_reqs: int = 0
+    grammar_reqs_total: int = 0
+    grammar_timeouts_total: int = 0
 
 
 class DetokenizerHeartbeat(Message, frozen=True):
@@ -223,7 +230,7 @@ class ControlReqOutput(Message, frozen=True):
 class ExplainedEvent(Part, frozen=True):
     """One thing that happened to a request: `seconds` after its arrival, when `step` was the next to be planned.
 
-    `what` is queued, refused, blocked, waited, backfilled, admitted, chunk, first_token, retracted, preempted, text_ended,
+    `what` is grammar, queued, refused, blocked, waited, backfilled, admitted, chunk, first_token, retracted, preempted, text_ended,
     ended or omitted; `numbers` are the budgets, lengths and rules that decided it.
     """
 

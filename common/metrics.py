@@ -24,6 +24,7 @@ QUEUE_BUCKETS = (0.0001, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4, 5,
                  1200, 3000)
 STEP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6,
                 12, 30, 60)
+GRAMMAR_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 # fmt: on
 
 
@@ -50,6 +51,7 @@ class Metric(msgspec.Struct, frozen=True):
 METRICS = (
     Metric("gauge", "num_running_reqs", "Requests in the running batch."),
     Metric("gauge", "num_queue_reqs", "Requests in the waiting queue."),
+    Metric("gauge", "num_grammar_queue_reqs", "Requests that wait until their grammar is compiled."),
     Metric("gauge", "num_queue_tokens", "Known tokens of the requests in the waiting queue."),
     Metric("gauge", "num_open_reqs", "HTTP requests for work that have not been answered to their end."),
     Metric("gauge", "num_used_tokens", "KV cache slots that running requests hold."),
@@ -63,6 +65,7 @@ METRICS = (
     Metric("counter", "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
     Metric("counter", "prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
     Metric("counter", "prompt_tokens_total", "Prompt tokens of requests that ended."),
+    Metric("counter", "output_tokens_total", "Output tokens, counted as they are sampled."),
     Metric("counter", "generation_tokens_total", "Output tokens of requests that ended."),
     Metric("counter", "cached_tokens_total", "Prompt tokens of requests that ended which came from the prefix cache."),
     Metric("counter", "num_requests_total", "Requests that ended, by outcome.", (("outcome", OUTCOMES),)),
@@ -76,6 +79,8 @@ METRICS = (
         "Requests that found no place or ran out of time, by the code of their error.",
         (("code", REFUSAL_CODES),),
     ),
+    Metric("counter", "num_grammar_total", "Requests that follow a grammar."),
+    Metric("counter", "num_grammar_timeout_total", "Grammars that were not compiled in time, in either place."),
     Metric("counter", "broken_invariants_total", "Faults that the scheduler found in its own state, and mended."),
     Metric("counter", "dropped_frames_total", "Frames between processes that were dropped because they were not ours."),
     Metric("counter", "slow_clients_total", "Streams cut because the client stopped reading."),
@@ -106,6 +111,12 @@ METRICS = (
         "queue_time_seconds",
         "From the arrival of a request to the first step that computed it.",
         buckets=QUEUE_BUCKETS,
+    ),
+    Metric(
+        "histogram",
+        "grammar_compilation_time_seconds",
+        "Time in which a new grammar was compiled, or refused.",
+        buckets=GRAMMAR_BUCKETS,
     ),
     Metric("histogram", "step_time_seconds", "Time of one step in the workers.", buckets=STEP_BUCKETS),
 )

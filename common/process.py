@@ -85,6 +85,13 @@ def main(argv: list[str]) -> NoReturn:
     leave(0)
 
 
+def signal_at_parent_death(number: signal.Signals, parent: int) -> None:
+    """Have the kernel send this process a signal when its parent ends; it is sent now if that has ended already."""
+    _prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
 def _read_config() -> bytes:
     size = int.from_bytes(_read_exactly(4), "little")
     return _read_exactly(size)

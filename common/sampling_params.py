@@ -14,7 +14,7 @@ MAX_SEED = 2**63 - 1
 MAX_BIASED_TOKENS = 300
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0  # of presence and frequency, either side of 0
-MAX_REPETITION_PENALTY = 100.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 32
 MAX_N = 16
 GREEDY_TEMPERATURE = 1e-6
@@ -23,8 +23,9 @@ GREEDY_TEMPERATURE = 1e-6
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """What one request asks of the sampler; SGLang's names and defaults.
 
-    `max_new_tokens` None means "until the context is full". `top_k` -1 (or 0) keeps the whole vocabulary.
-    A `temperature` under 1e-6 is greedy. `seed` is never None behind the tokenizer manager: it draws one.
+    `max_new_tokens` None means "until the context is full", 0 that the prompt alone is computed. `top_k` -1 (or 0)
+    keeps the whole vocabulary. A `temperature` under 1e-6 is greedy. `seed` is never None behind the tokenizer manager:
+    it draws one.
     `bad_words` are sequences of token ids that must not come. `n` answers are wanted of one prompt.
     """
 
@@ -70,11 +71,11 @@ def check_sampling_params(params: SamplingParams, vocab_size: int) -> None:
     _check_range("min_p", params.min_p, 0.0, 1.0)
     _check_range("frequency_penalty", params.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
     _check_range("presence_penalty", params.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
-    _check_range("repetition_penalty", params.repetition_penalty, 0.0, MAX_REPETITION_PENALTY, open_low=True)
+    _check_range("repetition_penalty", params.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
     if params.top_k < -1:
         raise InvalidParam("top_k", f"top_k must be -1 (all tokens) or at least 1, not {params.top_k}")
-    if params.max_new_tokens is not None and params.max_new_tokens < 1:
-        raise InvalidParam("max_new_tokens", f"max_new_tokens must be at least 1, not {params.max_new_tokens}")
+    if params.max_new_tokens is not None and params.max_new_tokens < 0:
+        raise InvalidParam("max_new_tokens", f"max_new_tokens must be at least 0, not {params.max_new_tokens}")
     if params.min_new_tokens < 0:
         raise InvalidParam("min_new_tokens", f"min_new_tokens must be at least 0, not {params.min_new_tokens}")
     if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:

@@ -7,18 +7,23 @@ allows it (`token_bytes`), so that a stream decoded token by token gives exactly
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .directory_tokenizer import read_directory_tokenizer
-from .gguf_tokenizer import read_gguf_tokenizer
+from .directory_tokenizer import read_directory_templates, read_directory_tokenizer
+from .gguf_tokenizer import read_gguf_templates, read_gguf_tokenizer
 from .token_bytes import find_token_bytes
-from .tokenizer_parts import DEFAULT_TEMPLATE, TokenizerError, TokenizerParts
+from .tokenizer_parts import DEFAULT_TEMPLATE, ChatTemplates, TokenizerError, TokenizerParts
 
-__all__ = ["Tokenizer", "TokenizerError", "load_tokenizer"]
+__all__ = ["ChatTemplates", "Tokenizer", "TokenizerError", "load_chat_templates", "load_tokenizer"]
 
 
 def load_tokenizer(model_path: Path) -> "Tokenizer":
     """Load from a directory (tokenizer.json) or a .gguf file; ModelError says what is missing or wrong."""
     read = read_directory_tokenizer if model_path.is_dir() else read_gguf_tokenizer
     return Tokenizer(read(model_path))
+
+
+def load_chat_templates(model_path: Path) -> ChatTemplates:
+    """The templates alone, read where `load_tokenizer` reads them; ModelError if a file is broken."""
+    return read_directory_templates(model_path) if model_path.is_dir() else read_gguf_templates(model_path)
 
 
 class Tokenizer:
@@ -37,6 +42,7 @@ class Tokenizer:
         self.token_bytes = find_token_bytes(self._backend)
         added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_texts = tuple(token.content for token in added.values() if token.special)
         self.vocab_size = 1 + max(max(self._backend.get_vocab().values(), default=-1), max(added, default=-1))
         self.bos_token_id = self.token_to_id(self.special_tokens.get("bos_token", ""))
         self.add_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
@@ -70,6 +76,16 @@ class Tokenizer:
         assert self.token_bytes is not None
         skipped = self.special_token_ids if skip_special_tokens else ()
         return b"".join([self.token_bytes[token_id] for token_id in ids if token_id not in skipped])
+
+    def to_json(self) -> str:
+        """The tokenizer as a tokenizer.json holds it."""
+        return self._backend.to_str()
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What one token adds to a text, special tokens included; maybe a part of a character."""
+        if self.token_bytes is not None:
+            return self.token_bytes[token_id]
+        return self._backend.decode([token_id], skip_special_tokens=False).encode()
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tokenizers
 
@@ -24,3 +25,11 @@ class TokenizerParts:
     special_tokens: Mapping[str, str]
     eos_token_ids: Sequence[int]
     chat_templates: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ChatTemplates:
+    """How a model's chats are written and read: Jinja texts by name, and transformers' response template or None."""
+
+    chat_templates: Mapping[str, str]
+    response_template: Mapping[str, Any] | None = None

@@ -8,6 +8,7 @@ from array import array
 from typing import NamedTuple
 
 from ..common.finish_reason import FINISH_MATCHED_STR, FINISHED_MATCHED_REGEX
+from ..common.logprobs import LogprobBuffer, TokenLogprobs
 from ..common.messages import Int32s, unpack_int32
 from ..common.text_messages import StreamStart
 from ..common.tokenizer import Tokenizer
@@ -23,6 +24,8 @@ class NewText(NamedTuple):
 
     text: str
     token_ids: Int32s
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
 
 
 class DecodeStatus:
@@ -35,13 +38,20 @@ class DecodeStatus:
     def __init__(self, start: StreamStart, tokenizer: Tokenizer) -> None:
         self.start = start
         self.num_tokens = 0
-        self._decoder = make_decoder(tokenizer, unpack_int32(start.context_ids), start.skip_special_tokens)
+        self._decoder = make_decoder(
+            tokenizer,
+            unpack_int32(start.context_ids),
+            skip_special_tokens=start.skip_special_tokens,
+            spaces_between_special_tokens=start.spaces_between_special_tokens,
+        )
         self._strings = make_matcher(start.stop)
         self._string_state = START
         self._regexes = make_regex_matcher(start.stop_regex)
         self._held = ""
         self._ready: list[str] = []
         self._token_ids = array("i")
+        self.logprobs = LogprobBuffer()  # of the tokens that are not taken yet, and of what comes behind the end
+        self.prompt_logprobs: TokenLogprobs | None = None
 
     def add_token(self, token_id: int) -> TextEnd | None:
         """Take the next token; the end of the text that it brings, if any."""
@@ -70,8 +80,10 @@ class DecodeStatus:
         return end
 
     def take_new_text(self) -> NewText:
-        """Text and token ids since the last call, held-back text excepted."""
-        new = NewText("".join(self._ready), self._token_ids.tobytes())
+        """Text and token ids since the last call, held-back text excepted; log-probabilities go with their tokens."""
+        logprobs, prompt_logprobs = self.logprobs.take(len(self._token_ids)), self.prompt_logprobs
+        new = NewText("".join(self._ready), self._token_ids.tobytes(), logprobs, prompt_logprobs)
+        self.prompt_logprobs = None
         self._ready.clear()
         self._token_ids = array("i")
         return new

@@ -44,6 +44,7 @@ class RowTokens(NamedTuple):
     generation: int
     cached_tokens: int
     token_ids: list[int]
+    embedding: bytes = b""
 
 
 class Detokenizer:
@@ -63,13 +64,16 @@ class Detokenizer:
         done = DetokenizerOutput([], [])
         for start in message.starts:
             self._start(start, done)
+        self._take_logprobs(message)
         ends = {end.rid: end for end in message.ends}
         for row in split_rows(message):
             if row.rid in self._open:
                 self._take_row(row, ends.get(row.rid), done)
         for rid, end in ends.items():
             if rid in self._open:  # it ends without a token in this message
-                self._take_row(RowTokens(rid, end.stats.num_retractions, end.stats.cached_tokens, []), end, done)
+                embedding = message.embeddings.get(rid, b"")
+                stats = end.stats
+                self._take_row(RowTokens(rid, stats.num_retractions, stats.cached_tokens, [], embedding), end, done)
         return done
 
     def _start(self, start: StreamStart, done: DetokenizerOutput) -> None:
@@ -81,6 +85,15 @@ class Detokenizer:
         answer = StrEnd(made, 0, RequestStats(start.prompt_len, 0, 0))
         done.outputs.append(StrOutput(start.rid, "", b"", answer))
         done.text_ends.append(TextEnded(start.rid, 0, 0))
+
+    def _take_logprobs(self, message: BatchTokenIDOutput) -> None:
+        """They wait for the tokens that they belong to."""
+        for rid, logprobs in message.logprobs.items():
+            if rid in self._open:
+                self._open[rid].logprobs.add(logprobs)
+        for rid, logprobs in message.prompt_logprobs.items():
+            if rid in self._open:
+                self._open[rid].prompt_logprobs = logprobs
 
     def _take_row(self, row: RowTokens, end: RequestEnd | None, done: DetokenizerOutput) -> None:
         status = self._open[row.rid]
@@ -95,8 +108,10 @@ class Detokenizer:
             del self._open[row.rid]
             logger.debug("request %s: ends after %d tokens: %s", row.rid, status.num_tokens, answer.finish_reason)
         if answer is not None or status.start.stream:
-            text, token_ids = status.take_new_text()
-            done.outputs.append(StrOutput(row.rid, text, token_ids, answer))
+            new = status.take_new_text()
+            done.outputs.append(
+                StrOutput(row.rid, new.text, new.token_ids, answer, new.logprobs, new.prompt_logprobs, row.embedding)
+            )
 
 
 def make_or_abort(rid: str, make: Callable[[], Made]) -> Made | FINISH_ABORT:

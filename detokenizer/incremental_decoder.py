@@ -33,11 +33,19 @@ class IncrementalDecoder(Protocol):
         """The incomplete tail, as the decode of all tokens shows it."""
 
 
-def make_decoder(tokenizer: Tokenizer, context_ids: Sequence[int], skip_special_tokens: bool) -> IncrementalDecoder:
-    """The exact and cheap decoder where the tokenizer joins bytes, else the window."""
+def make_decoder(
+    tokenizer: Tokenizer,
+    context_ids: Sequence[int],
+    *,
+    skip_special_tokens: bool,
+    spaces_between_special_tokens: bool = True,
+) -> IncrementalDecoder:
+    """The exact and cheap decoder where the tokenizer joins bytes (it has no spaces of its own), else the window."""
     if tokenizer.token_bytes is not None:
         return ByteDecoder(tokenizer, context_ids, skip_special_tokens)
-    return WindowDecoder(tokenizer, context_ids, skip_special_tokens)
+    return WindowDecoder(
+        tokenizer, context_ids, skip_special_tokens, spaces_between_special_tokens=spaces_between_special_tokens
+    )
 
 
 class ByteDecoder:
@@ -81,10 +89,20 @@ class WindowDecoder:
     The window is a settled part, whose text is known, and the tokens held since. Tokens that add no text, or that end in
     an incomplete character, are held; at most MAX_HELD_TOKENS, so a step's cost has a bound. Exact for decoders in which
     a token's text depends on its neighbours only (Metaspace, WordPiece without clean-up).
+    Without `spaces_between_special_tokens` a special token behind another is written as it is (as in vLLM).
     """
 
-    def __init__(self, tokenizer: Tokenizer, context_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        context_ids: Sequence[int],
+        skip_special_tokens: bool,
+        *,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._bare_ids = frozenset() if spaces_between_special_tokens else tokenizer.special_token_ids
+        self._is_behind_special = False
         self._skip = skip_special_tokens
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._settled = [token_id for token_id in context_ids if token_id not in self._skipped]
@@ -95,6 +113,9 @@ class WindowDecoder:
         """The text that this token completes."""
         if token_id in self._skipped:
             return ""
+        is_behind_special, self._is_behind_special = self._is_behind_special, token_id in self._bare_ids
+        if is_behind_special and self._is_behind_special:
+            return self._feed_bare(token_id)
         self._held.append(token_id)
         new = self._decode([*self._settled, *self._held])[len(self._settled_text) :]
         if len(self._held) < MAX_HELD_TOKENS and (not new or new.endswith(REPLACEMENT)):
@@ -106,9 +127,9 @@ class WindowDecoder:
 
     def peek(self, token_id: int) -> str:
         """What `feed` would return; changes nothing."""
-        state = self._settled, self._settled_text, list(self._held)
+        state = self._settled, self._settled_text, list(self._held), self._is_behind_special
         text = self.feed(token_id)
-        self._settled, self._settled_text, self._held = state
+        self._settled, self._settled_text, self._held, self._is_behind_special = state
         return text
 
     def flush(self) -> str:
@@ -116,6 +137,11 @@ class WindowDecoder:
         new = self._decode([*self._settled, *self._held])[len(self._settled_text) :]
         self._held = []
         return new
+
+    def _feed_bare(self, token_id: int) -> str:
+        text = self.flush() + self._tokenizer.bytes_of(token_id).decode()
+        self._settled, self._settled_text = [token_id], self._decode([token_id])
+        return text
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, self._skip)

@@ -11,6 +11,7 @@ depend on the number of rows. */
 #define PANEL (VECTORS * LANES)
 #define AHEAD 4096 /* bytes; hardware prefetching alone keeps too few lines on their way when unpacking is between */
 #define GROUP 32 /* inner indices that share a scale */
+#define DENSE_RUN 128
 #if LANES == 16 || defined(__aarch64__)
 #define DENSE_ROWS 8
 #define GROUPED_ROWS 4
@@ -61,21 +62,28 @@ static __attribute__((noinline)) void NAME(store_block)(void *out, const void *b
     EACH_VECTOR EACH_ROW stored[i][n] = sum; \
     NAME(store_block)(a->out, a->bias, a->is_out_f32, a->out_features, num_rows, row, panel, stored);
 
+/* Floats are summed DENSE_RUN inner indices at a time, and the sums of the runs then: where one product is very large,
+   all that are added behind it lose digits. */
 INLINE void NAME(dense_block)(int num_rows, const linear_args *a, int64_t row, int64_t panel) {
-    int64_t size = a->in_features;
+    int64_t size = a->in_features, run = WIDTH == 1 && size > DENSE_RUN ? DENSE_RUN : size;
     const ELEMENT *x = (const ELEMENT *)a->x + row * size, *w = (const ELEMENT *)a->weight + panel * PANEL * size;
-    vf sums[DENSE_ROWS][VECTORS];
-    EACH_ROW EACH_VECTOR sums[i][n] = splat(0);
+    vf stored[DENSE_ROWS][VECTORS];
+    for (int64_t start = 0; start < size; start += run) {
+        int64_t end = start + run < size ? start + run : size;
+        vf sums[DENSE_ROWS][VECTORS];
+        EACH_ROW EACH_VECTOR sums[i][n] = splat(0);
 #pragma GCC unroll 1
-    for (int64_t k = 0; k < size; k += 2, w += 2 * PANEL) {
-        pair weights[VECTORS];
-        EACH_VECTOR weights[n] = load_dense(w + n * 2 * LANES);
-        EACH_ROW {
-            pair factor = broadcast_pair(x + i * size + k);
-            EACH_VECTOR sums[i][n] = multiply_add(sums[i][n], factor, weights[n]);
+        for (int64_t k = start; k < end; k += 2, w += 2 * PANEL) {
+            pair weights[VECTORS];
+            EACH_VECTOR weights[n] = load_dense(w + n * 2 * LANES);
+            EACH_ROW {
+                pair factor = broadcast_pair(x + i * size + k);
+                EACH_VECTOR sums[i][n] = multiply_add(sums[i][n], factor, weights[n]);
+            }
         }
+        EACH_VECTOR EACH_ROW stored[i][n] = start ? stored[i][n] + sums[i][n] : sums[i][n];
     }
-    STORE_BLOCK(a, sums[i][n])
+    NAME(store_block)(a->out, a->bias, a->is_out_f32, a->out_features, num_rows, row, panel, stored);
 }
 
 /* A group of a panel has the half-precision scales `d` of each column, then (int4) the offsets `m`: a weight is

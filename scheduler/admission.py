@@ -3,7 +3,8 @@
 import math
 from array import array
 
-from ..common.messages import TokenizedGenerateReqInput
+from ..common.logprobs import InvalidLogprobs, check_logprobs, check_num_logprobs
+from ..common.messages import POOLINGS, TokenizedGenerateReqInput
 from ..common.sampling_params import InvalidParam, check_sampling_params
 from .req import Req
 from .scheduler_config import SchedulerConfig
@@ -28,22 +29,31 @@ def admit(message: TokenizedGenerateReqInput, config: SchedulerConfig) -> Req:
     except InvalidParam as error:
         raise Refused(str(error)) from error
     _check_times(message)
+    _check_pooling(message)
     max_new_tokens = _max_new_tokens(message, len(token_ids), config)
+    _check_logprobs(message, len(token_ids), max_new_tokens, config)
     return Req(message, token_ids, max_new_tokens, _priority(message, config))
 
 
-def check_queue(req: Req, queue: WaitingQueue, config: SchedulerConfig) -> None:
-    """Refuse with 429 what would make the queue longer than its bounds. An empty queue takes any request."""
-    num_tokens = queue.num_tokens + req.num_waiting_tokens
-    if len(queue) >= config.max_queued_requests:
-        raise Refused(f"The queue is full: {len(queue)} requests wait.", 429)
+def check_queue(reqs: list[Req], queue: WaitingQueue, num_grammar_reqs: int, config: SchedulerConfig) -> None:
+    """Refuse with 429 what would make the queue longer than its bounds. An empty queue takes any request.
+
+    `reqs` come together, the first of them ahead of the others that share its prompt. `num_grammar_reqs` wait for their grammars, ahead of the queue, and count as if they were in it.
+    """
+    num_tokens = queue.num_tokens + reqs[0].num_waiting_tokens
+    num_reqs = len(queue) + num_grammar_reqs
+    if num_reqs and num_reqs + len(reqs) > config.max_queued_requests:
+        raise Refused(f"The queue is full: {num_reqs} requests wait.", 429)
     if len(queue) and num_tokens > config.queued_tokens_limit:
         limit = config.queued_tokens_limit
         raise Refused(f"The queue is full: {queue.num_tokens} prompt tokens wait, and at most {limit} may.", 429)
 
 
 def _max_new_tokens(message: TokenizedGenerateReqInput, num_tokens: int, config: SchedulerConfig) -> int:
-    """Outputs that the request may have: the context's room and the KV cache's. The last output needs no KV."""
+    """Outputs that the request may have: the context's room and the KV cache's. The last output needs no KV.
+
+    One where none is wanted: it is dropped when it comes.
+    """
     context_len = config.context_len
     num_slots = config.num_kv_tokens - config.max_steps_in_flight * (config.decode_width - 1)
     if num_tokens >= context_len:
@@ -54,7 +64,33 @@ def _max_new_tokens(message: TokenizedGenerateReqInput, num_tokens: int, config:
         raise Refused(f"The prompt has {num_tokens} tokens, and the KV cache holds {num_slots}.")
     room = min(context_len - num_tokens, num_slots - num_tokens + 1)
     wanted = message.sampling_params.max_new_tokens
-    return room if wanted is None else min(wanted, room)
+    return room if wanted is None else min(max(wanted, 1), room)
+
+
+def _check_logprobs(
+    message: TokenizedGenerateReqInput, prompt_len: int, max_new_tokens: int, config: SchedulerConfig
+) -> None:
+    if message.logprobs is None:
+        return
+    try:
+        check_logprobs(message.logprobs, prompt_len, config.vocab_size)
+        check_num_logprobs(message.logprobs.num_logprobs(prompt_len, max_new_tokens))
+    except InvalidLogprobs as error:
+        raise Refused(str(error)) from error
+
+
+def _check_pooling(message: TokenizedGenerateReqInput) -> None:
+    if message.pooling is None:
+        return
+    if message.pooling not in POOLINGS:
+        raise Refused(f"pooling must be one of {', '.join(POOLINGS)}.")
+    if (
+        message.sampling_params.max_new_tokens != 0
+        or message.sampling_params.n != 1
+        or message.grammar
+        or message.logprobs
+    ):
+        raise Refused("A request for a vector has no outputs: no grammar, no log-probabilities, and n is 1.")
 
 
 def _priority(message: TokenizedGenerateReqInput, config: SchedulerConfig) -> int:

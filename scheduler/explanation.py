@@ -2,6 +2,7 @@
 
 What is noted, with the numbers that go with it (a number may be a word):
 
+    grammar      waiting: it waits until its grammar is compiled, with so many others
     queued       position, queue_tokens, policy
     refused      status_code, reason: it never became a request
     blocked      reason, steps, last_step, for_seconds, and the budgets of the last time: repeats are one event

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from .radix_tree import TreeNode
-from .req_invariants import check_places, check_queue, check_reqs, check_rows, check_steps, with_row
+from .req_invariants import check_families, check_places, check_queue, check_reqs, check_rows, check_steps, with_row
 from .scheduler_state import SchedulerState
 
 MAX_PROBLEMS = 100  # that are told at once
@@ -24,6 +24,7 @@ def broken_invariants(state: SchedulerState) -> list[str]:
         _check_pages(state, nodes),
         _check_tree(state, nodes),
         check_places(state),
+        check_families(state),
         check_queue(state),
         check_rows(state),
         check_steps(state),

@@ -12,6 +12,7 @@ class LoadStats:
 
     def __init__(self) -> None:
         self.num_steps = 0
+        self.num_output_tokens = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self.num_retractions = 0
@@ -19,21 +20,28 @@ class LoadStats:
         self.num_backfills = 0
         self.num_broken_invariants = 0
         self.num_started_reqs = 0
+        self.num_started_tokens = 0
+        self.num_grammar_reqs = 0
+        self.num_grammar_timeouts = 0
         self.chunk_tokens = 0  # that the last step might have computed
         self.step_seconds: list[float] = []
         self.queue_seconds: list[float] = []
 
-    def on_step(self, seconds: float) -> None:
-        """A step's result is back."""
+    def on_step(self, seconds: float, num_tokens: int) -> None:
+        """A step's result is back, with so many tokens."""
         self.num_steps += 1
+        self.num_output_tokens += num_tokens
         self.step_seconds.append(seconds)
 
-    def on_first_scheduled(self, queue_seconds: float, num_prompt_tokens: int, num_hit_tokens: int) -> None:
-        """A request is computed for the first time."""
+    def on_first_scheduled(
+        self, queue_seconds: float, num_prompt_tokens: int, num_hit_tokens: int, *, counts_prompt: bool
+    ) -> None:
+        """A request is computed for the first time; the queue counted its prompt, or that of another answer to it."""
         self.queue_seconds.append(max(0.0, queue_seconds))
         self.num_query_tokens += num_prompt_tokens
         self.num_hit_tokens += num_hit_tokens
         self.num_started_reqs += 1
+        self.num_started_tokens += num_prompt_tokens * counts_prompt
 
     def take_snapshot(
         self,
@@ -41,6 +49,7 @@ class LoadStats:
         *,
         num_running_reqs: int,
         num_queue_reqs: int,
+        num_grammar_queue_reqs: int,
         num_queue_tokens: int,
         new_token_ratio: float,
         num_dropped: int,
@@ -64,12 +73,16 @@ class LoadStats:
             queue_seconds=self.queue_seconds,
             num_queue_tokens=num_queue_tokens,
             started_reqs_total=self.num_started_reqs,
-            started_tokens_total=self.num_query_tokens,
+            started_tokens_total=self.num_started_tokens,
             preemptions_total=self.num_preemptions,
             backfills_total=self.num_backfills,
             broken_invariants_total=self.num_broken_invariants,
             chunk_tokens=self.chunk_tokens,
             is_paused=is_paused,
+            output_tokens_total=self.num_output_tokens,
+            num_grammar_queue_reqs=num_grammar_queue_reqs,
+            grammar_reqs_total=self.num_grammar_reqs,
+            grammar_timeouts_total=self.num_grammar_timeouts,
         )
         self.step_seconds, self.queue_seconds = [], []
         return snapshot

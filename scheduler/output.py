@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ..common.finish_reason import FINISH_ABORT, FinishReason
+from ..common.logprobs import LogprobBuffer, TokenLogprobs
 from ..common.messages import TokenizedGenerateReqInput, pack_int32
 from ..common.text_messages import BatchTokenIDOutput, RequestEnd, RequestStats, StreamStart
 from .req import Req
@@ -39,6 +40,9 @@ class TokenOutput:
         self._num_tokens: list[int] = []
         self._token_ids: list[int] = []
         self._ends: list[RequestEnd] = []
+        self._logprobs: dict[str, LogprobBuffer] = {}
+        self._prompt_logprobs: dict[str, TokenLogprobs] = {}
+        self._embeddings: dict[str, bytes] = {}
 
     def add_start(self, req: Req) -> None:
         """The request's first tokens, or its end, follow."""
@@ -54,6 +58,20 @@ class TokenOutput:
         self._cached_tokens += [req.cached_tokens for req in reqs]
         self._num_tokens += counts
         self._token_ids += token_ids
+
+    def add_logprobs(self, req: Req, logprobs: TokenLogprobs) -> None:
+        """Of the outputs that are added with it."""
+        self._logprobs.setdefault(req.rid, LogprobBuffer()).add(logprobs)
+
+    def add_prompt_logprobs(self, req: Req) -> None:
+        """Those that have gathered while its prompt was computed, if any."""
+        logprobs = req.prompt_logprobs.take()
+        if logprobs is not None:
+            self._prompt_logprobs[req.rid] = logprobs
+
+    def add_embedding(self, req: Req, embedding: bytes) -> None:
+        """The vector of its prompt."""
+        self._embeddings[req.rid] = embedding
 
     def add_end(self, req: Req, reason: FinishReason) -> None:
         """The request ends after the outputs that it has."""
@@ -78,6 +96,9 @@ class TokenOutput:
             num_tokens=pack_int32(self._num_tokens),
             token_ids=pack_int32(self._token_ids),
             ends=self._ends,
+            logprobs={rid: taken for rid, buffer in self._logprobs.items() if (taken := buffer.take())},
+            prompt_logprobs=self._prompt_logprobs,
+            embeddings=self._embeddings,
         )
         self._clear()
         return output
@@ -96,4 +117,5 @@ def _stream_start(message: TokenizedGenerateReqInput, prompt_len: int, context_i
         skip_special_tokens=params.skip_special_tokens,
         no_stop_trim=params.no_stop_trim,
         stop_regex=params.stop_regex,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
     )

@@ -39,8 +39,8 @@ class PagePool:
         return self.allocator.alloc(num_pages)
 
     def init_next_round_input(self, req: Req) -> None:
-        """Look the request's tokens up in the tree. The last one is always computed. Nothing is locked yet."""
-        match = self.tree_cache.match_prefix(req.namespace, req.key(0, len(req.token_ids) - 1))
+        """Look the request's tokens up in the tree, as far as they need not be computed. Nothing is locked yet."""
+        match = self.tree_cache.match_prefix(req.namespace, req.key(0, req.max_cached_len))
         req.last_node = match.last_node
         req.page_ids = match.page_ids
         req.num_tree_pages = len(match.page_ids)

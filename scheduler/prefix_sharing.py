@@ -22,27 +22,34 @@ class PrefixesOnTheWay:
         self._page_size = page_size
         self._min_len = -(-MIN_SHARED_TOKENS // page_size) * page_size
         self._reqs: dict[Beginning, list[Req]] = {}
+        self._families: dict[str, Req] = {}
         for req in prefilling:
             self.add(req)
 
     def add(self, req: Req) -> None:
         """One more computes its prompt."""
+        if req.family is not None and not req.is_private:
+            self._families.setdefault(req.family, req)
         if len(req.token_ids) >= self._min_len and not req.is_private:
             self._reqs.setdefault(self._beginning(req), []).append(req)
 
     def find(self, req: Req) -> tuple[Req, int] | None:
         """The request that computes most of what `req` lacks, and the length (in whole pages) that they share.
 
-        None where nobody computes at least MIN_SHARED_TOKENS more than the tree holds. `req` is looked up already.
+        None where nobody computes at least MIN_SHARED_TOKENS more than the tree holds: one page is enough among answers
+        to one prompt. `req` is looked up already.
         """
+        sibling = self._find_sibling(req)
+        if sibling is not None:
+            return sibling
         page_size = self._page_size
         cached_len = req.num_tree_pages * page_size
         min_len = cached_len + self._min_len
-        if len(req.token_ids) <= min_len:
+        if req.max_cached_len < min_len:
             return None
         best: tuple[Req, int] | None = None
         for other in self._reqs.get(self._beginning(req), ()):
-            limit = min(len(req.token_ids) - 1, len(other.token_ids)) // page_size * page_size
+            limit = min(req.max_cached_len, len(other.token_ids)) // page_size * page_size
             if limit < min_len or other is req or not _will_cache(other, min_len, page_size):
                 continue
             if not _is_equal(req, other, cached_len, min_len) or not _is_equal(req, other, 0, cached_len):
@@ -51,6 +58,16 @@ class PrefixesOnTheWay:
             if best is None or shared_len > best[1]:
                 best = (other, shared_len)
         return best
+
+    def _find_sibling(self, req: Req) -> tuple[Req, int] | None:
+        """Another answer to the same prompt that computes it, and the prompt's whole pages."""
+        other = self._families.get(req.family) if req.family is not None else None
+        if other is None or other is req:
+            return None
+        shared_len = min(req.max_cached_len, req.prompt_len) // self._page_size * self._page_size
+        if shared_len <= req.num_tree_pages * self._page_size or not _will_cache(other, shared_len, self._page_size):
+            return None
+        return other, shared_len
 
     def _beginning(self, req: Req) -> Beginning:
         return req.namespace, req.key(0, self._min_len)

@@ -39,13 +39,13 @@ class PrefixWatch:
         return len(self._places)
 
     def add(self, req: Req) -> None:
-        """Look `req` up (its last token is always computed), set its `matched_len`, and watch the place."""
+        """Look `req` up (as far as it may be cached), set its `matched_len`, and watch the place."""
         tree = self._tree
-        key = req.key(0, len(req.token_ids) - 1)
+        key = req.key(0, req.max_cached_len)
         match = tree.match_prefix(req.namespace, key)
         node, page_size = match.last_node, tree.page_size
         req.matched_len = len(match.page_ids) * page_size
-        has_next_page = req.matched_len + page_size < len(req.token_ids)
+        has_next_page = req.matched_len + page_size <= req.max_cached_len
         edge = tree.edge(node, req.namespace, key, len(match.page_ids) * tree.page_bytes) if has_next_page else None
         bucket = self._buckets.setdefault(node, {}).setdefault(edge, {})
         bucket[req] = None

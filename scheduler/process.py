@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..common.batch_messages import BatchResult, StepAck
+from ..common.batch_messages import BatchResult, GrammarReady, StepAck
 from ..common.channel import Hub
 from ..common.config import ChildConfig, ServerArgs
 from .load import SnapshotClock
@@ -79,6 +79,9 @@ class SchedulerProcess:
                     self.watchdog.on_result(answer.step, now)
                     self.snapshot_clock.on_news()
                     self.send_output()
+                elif isinstance(answer, GrammarReady):
+                    self.scheduler.handle(answer, now)
+                    self.snapshot_clock.on_news()
                 elif isinstance(answer, StepAck):
                     self.watchdog.on_ack(answer.rank, answer.step, now)
                     self._dropped_by_rank[answer.rank] = answer.dropped_frames_total
@@ -94,7 +97,7 @@ class SchedulerProcess:
             encoded = msgspec.msgpack.encode(batch)
             for sender in self.links.to_ranks:
                 sender.send_encoded(encoded)
-            self.watchdog.on_sent(batch.step, now)
+            self.watchdog.on_sent(batch.step, now, has_result=bool(batch.extend_rows or batch.decode_rows))
             self.snapshot_clock.on_news()
             self._is_checked = False
 

@@ -4,6 +4,8 @@ from array import array
 from enum import Enum, auto
 from typing import NamedTuple
 
+from ..common.batch_messages import NO_GRAMMAR
+from ..common.logprobs import LogprobBuffer, LogprobReq
 from ..common.messages import TokenizedGenerateReqInput
 from .radix_tree import TreeNode
 
@@ -22,6 +24,7 @@ class ReqStatus(Enum):
     """Where a request is; it is in exactly one place of the scheduler for each."""
 
     WAITING = auto()  # in waiting_queue
+    GRAMMAR = auto()  # in grammar_queue, ahead of the waiting_queue: its grammar is not compiled yet
     PREFILLING = auto()  # the chunked_req: it holds a row, and part of its prompt is not planned yet
     RUNNING = auto()  # in running_batch: every known token is computed or planned
     RETRACTED = auto()  # in waiting_queue again, with the outputs that it has
@@ -30,13 +33,17 @@ class ReqStatus(Enum):
 
 
 TRANSITIONS: dict[ReqStatus, tuple[ReqStatus, ...]] = {
-    ReqStatus.WAITING: (ReqStatus.PREFILLING, ReqStatus.RUNNING, ReqStatus.FINISHED),
+    ReqStatus.WAITING: (ReqStatus.GRAMMAR, ReqStatus.PREFILLING, ReqStatus.RUNNING, ReqStatus.FINISHED),
+    ReqStatus.GRAMMAR: (ReqStatus.WAITING, ReqStatus.FINISHED),
     ReqStatus.PREFILLING: (ReqStatus.RUNNING, ReqStatus.RETRACTED, ReqStatus.ENDING, ReqStatus.FINISHED),
     ReqStatus.RUNNING: (ReqStatus.RETRACTED, ReqStatus.ENDING, ReqStatus.FINISHED),
     ReqStatus.RETRACTED: (ReqStatus.PREFILLING, ReqStatus.RUNNING, ReqStatus.FINISHED),
     ReqStatus.ENDING: (ReqStatus.FINISHED,),
     ReqStatus.FINISHED: (),
 }
+
+
+QUEUED = (ReqStatus.WAITING, ReqStatus.RETRACTED, ReqStatus.GRAMMAR)
 
 
 class Req:
@@ -52,17 +59,22 @@ class Req:
     __slots__ = (
         "arrival",
         "cached_tokens",
+        "counts_prompt",
         "end_token_ids",
         "enqueued_step",
         "extend_range",
+        "family",
         "first_scheduled",
+        "grammar",
         "has_started",
         "ignore_eos",
         "is_private",
+        "is_prompt_only",
         "kv_allocated_len",
         "kv_committed_len",
         "last_node",
         "last_step",
+        "logprob_start",
         "matched_len",
         "max_len",
         "max_new_tokens",
@@ -78,6 +90,7 @@ class Req:
         "page_ids",
         "priority",
         "prompt_len",
+        "prompt_logprobs",
         "rid",
         "row",
         "row_generation",
@@ -105,6 +118,9 @@ class Req:
         self.status = ReqStatus.WAITING
         self.num_retractions = 0
         self.cached_tokens = 0
+        self.is_prompt_only = params.max_new_tokens == 0  # then the token behind the prompt is sampled and dropped
+        self.logprob_start = (message.logprobs or LogprobReq()).resolved(self.prompt_len).start_len
+        self.prompt_logprobs = LogprobBuffer()  # of the prompt tokens up to logprob_start, until the first output
         self.ignore_eos = params.ignore_eos  # then only its length ends it
         self.enqueued_step = 0  # the step that was next when it arrived
         self.matched_len = 0  # tokens that the tree holds for it while it waits, where the policy asks for that
@@ -112,6 +128,9 @@ class Req:
         self.num_waited_steps = 0  # while it does not: how long it has waited in all
         self.num_backfills = 0  # requests that have gone ahead of it while it was blocked
         self.first_scheduled: float | None = None
+        self.grammar = NO_GRAMMAR  # its number in the batch stream
+        self.family: str | None = None  # the rid of the request for several answers that it is one of
+        self.counts_prompt = True  # or another one of the family does
         self.has_started = False  # its StreamStart is sent
         self.waits_for: tuple[Req, int] | None = None  # a request that computes a prefix of ours, and its length
         self.reset_cache_state()
@@ -143,14 +162,22 @@ class Req:
         return len(self.token_ids) - self.prompt_len
 
     @property
+    def max_cached_len(self) -> int:
+        """Known tokens that need not be computed: all but the last one, and those whose states or logits are wanted."""
+        if self.message.pooling == "mean":
+            return 0
+        known_len = len(self.token_ids)
+        return min(known_len - 1, self.logprob_start) if self.logprob_start < self.prompt_len - 1 else known_len - 1
+
+    @property
     def is_queued(self) -> bool:
-        """Whether it is in the waiting queue."""
-        return self.status is ReqStatus.WAITING or self.status is ReqStatus.RETRACTED
+        """Whether it is in the waiting queue, or in the grammar queue ahead of it, and so holds no row."""
+        return self.status in QUEUED
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens that it brings when it starts, as far as nothing of them is cached."""
-        return len(self.token_ids)
+        """Tokens that it brings when it starts, as far as nothing of them is cached. A family's prompt counts once."""
+        return len(self.token_ids) if self.counts_prompt else self.num_outputs
 
     def key(self, start: int, end: int) -> bytes:
         """Tokens start .. end-1 as a key of the radix tree."""

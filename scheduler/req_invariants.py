@@ -8,6 +8,7 @@ from .scheduler_state import SchedulerState
 
 PLACES = {
     ReqStatus.WAITING: "waiting",
+    ReqStatus.GRAMMAR: "grammar_queue",
     ReqStatus.RETRACTED: "waiting",
     ReqStatus.PREFILLING: "chunked",
     ReqStatus.RUNNING: "running",
@@ -23,6 +24,7 @@ def with_row(state: SchedulerState) -> list[Req]:
 def check_places(state: SchedulerState) -> Iterator[str]:
     """Every request is in the one place that its status says, and nowhere else."""
     places: list[tuple[str, Req]] = [("waiting", req) for req in state.waiting_queue]
+    places += [("grammar_queue", req) for req in state.grammar_queue]
     places += [("running", req) for req in state.running_batch.values()]
     places += [("ending", req) for req in state.ending.values()]
     places += [("chunked", state.chunked_req)] if state.chunked_req else []
@@ -40,6 +42,19 @@ def check_places(state: SchedulerState) -> Iterator[str]:
         yield f"{list(state.prefilling)} count as prefilling, not {[req.rid for req in prefilling]}"
 
 
+def check_families(state: SchedulerState) -> Iterator[str]:
+    """The children of a request for several answers are those that live, and one of them at most counts the prompt."""
+    families: dict[str, dict[str, Req]] = {}
+    for req in state.requests.values():
+        if req.family is not None:
+            families.setdefault(req.family, {})[req.rid] = req
+    if families != state.families:
+        yield f"families {list(state.families)} are known, not {list(families)}, or have other children"
+    for rid, children in families.items():
+        if sum(child.counts_prompt for child in children.values()) > 1:
+            yield f"the prompt of {rid} counts more than once"
+
+
 def check_queue(state: SchedulerState) -> Iterator[str]:
     """The queue is in order of arrival, knows its tokens, and whoever waits holds nothing."""
     queue = state.waiting_queue
@@ -51,6 +66,7 @@ def check_queue(state: SchedulerState) -> Iterator[str]:
         last_arrival = req.arrival
         if req.row != NO_ROW or state.is_in_flight(req) or req.num_sent_pages:
             yield f"request {req.rid} waits, and holds row {req.row}"
+    yield from state.grammar_queue.broken_invariants()
     if queue.num_tokens != num_tokens:
         yield f"the queue counts {queue.num_tokens} tokens, not {num_tokens}"
 
@@ -70,8 +86,9 @@ def check_rows(state: SchedulerState) -> Iterator[str]:
 def check_steps(state: SchedulerState) -> Iterator[str]:
     """Steps in flight are the last ones planned, no more than may be, and all their requests are known."""
     in_flight = state.in_flight
-    first_step = state.next_step - len(in_flight)
-    if [step.step for step in in_flight] != list(range(first_step, state.next_step)):
+    steps = [step.step for step in in_flight]
+    first_step = steps[0] if steps else state.next_step
+    if steps != [step for step in range(first_step, state.next_step) if step not in state.empty_steps]:
         yield f"steps {[step.step for step in in_flight]} are in flight, and {state.next_step} is next"
     if len(in_flight) > state.config.max_steps_in_flight:
         yield f"{len(in_flight)} steps are in flight"

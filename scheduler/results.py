@@ -1,9 +1,10 @@
 """What a step's result does to its requests: tokens are added one by one, and the one that ends a request is the last."""
 
+from collections import Counter
 from itertools import groupby
 
 from ..common.batch_messages import ROW_ERROR, BatchResult
-from ..common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_TOKEN, FinishReason
+from ..common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_TOKEN, FINISHED_GRAMMAR, FinishReason
 from .output import abort_reason
 from .req import Req, ReqStatus
 from .schedule_batch import ProtocolError, ResultColumns, StepInFlight, read_result
@@ -18,13 +19,16 @@ def process_batch_result(state: SchedulerState, result: BatchResult) -> None:
         raise ProtocolError(f"a result of step {result.step} came, and no step is in flight")
     in_flight = state.in_flight.pop(0)
     columns = read_result(in_flight, result)
-    state.stats.on_step(result.step_seconds)
+    state.stats.on_step(result.step_seconds, len(columns.token_ids))
     if not any(flag & ROW_ERROR for flag in columns.flags):  # a row that failed may have computed nothing
         state.chunk_size.on_step(in_flight.work, result.step_seconds)
     ended_before = [req for req in state.ending.values() if req.last_step == in_flight.step]
     _fail_rows(state, in_flight, columns)
     num_first_tokens = _process_extends(state, in_flight, columns)
     _process_decodes(state, in_flight, columns, num_first_tokens)
+    for req in columns.ended_reqs:
+        if req.status in LIVE:
+            state.end(req, FINISHED_GRAMMAR())
     for req in ended_before:
         state.release_ended(req)
 
@@ -51,23 +55,55 @@ def _process_extends(state: SchedulerState, in_flight: StepInFlight, columns: Re
         if count != in_flight.extend_samples[index]:
             raise _wrong_count(in_flight, req, count)
         req.kv_committed_len = in_flight.extend_ends[index]
-        if count:
-            _process_first_token(state, req, new_ids[0])
+        if req.logprob_start < req.prompt_len - 1:
+            _add_prompt_logprobs(in_flight, req, columns)
+        if count and req.message.pooling is not None:
+            _process_embedding(state, req, columns)
+        elif count:
+            _process_first_token(state, req, new_ids[0], columns)
         else:
             state.pool.cache_unfinished_req(req)
     return start
 
 
-def _process_first_token(state: SchedulerState, req: Req, token_id: int) -> None:
+def _add_prompt_logprobs(in_flight: StepInFlight, req: Req, columns: ResultColumns) -> None:
+    """Those of the chunk that is computed; ProtocolError if they are not all there."""
+    new = columns.prompt_logprobs.get(req.row)
+    end = max(req.logprob_start, min(req.kv_committed_len, req.prompt_len - 1))
+    num_new = new.num_tokens if new else 0
+    if num_new != end - req.logprob_start:
+        raise ProtocolError(f"step {in_flight.step}: {num_new} log-probabilities of row {req.row} came up to {end}")
+    if new:
+        req.prompt_logprobs.add(new)
+    req.logprob_start = end
+
+
+def _process_embedding(state: SchedulerState, req: Req, columns: ResultColumns) -> None:
+    """The prompt of a request for a vector is computed: it ends, and the token behind it is dropped."""
+    embedding = columns.embeddings.get(req.row)
+    if embedding is None:
+        state.end(req, abort_reason("The model gave no finite vector for this prompt.", 500))
+        return
+    state.output.add_embedding(req, embedding)
+    state.end(req, FINISH_LENGTH(0))
+
+
+def _process_first_token(state: SchedulerState, req: Req, token_id: int, columns: ResultColumns) -> None:
     """The prompt is computed (anew, after a retraction), and its next token is here."""
     del state.prefilling[req.rid]
     if req.num_outputs == 0:
         state.note(req, "first_token")
     state.output.add_start(req)
+    state.output.add_prompt_logprobs(req)
+    if req.is_prompt_only:
+        state.end(req, FINISH_LENGTH(0))
+        return
     state.output.add_tokens([req], [1], [token_id])
+    if req.row in columns.logprobs:
+        state.output.add_logprobs(req, columns.logprobs[req.row])
     req.token_ids.append(token_id)
     state.pool.cache_unfinished_req(req)
-    end = _find_end(req, token_id)
+    end = _find_end(req, token_id, columns)
     if end is not None:
         state.end(req, end)
 
@@ -90,7 +126,7 @@ def _process_decodes(
         if kv_len % page_size == 0:
             state.pool.cache_unfinished_req(req)
         if token_id in req.end_token_ids or kv_len + 1 >= req.max_len:
-            end = _find_end(req, token_id)
+            end = _find_end(req, token_id, columns)
             assert end is not None
             state.end(req, end)
     if width > 1:
@@ -98,6 +134,10 @@ def _process_decodes(
     if late:
         owners = [req for index, req in enumerate(owners) if index not in late]
         token_ids = [token_id for index, token_id in enumerate(token_ids) if index not in late]
+    if columns.logprobs:
+        for req, num_tokens in Counter(owners).items():
+            if req.row in columns.logprobs:
+                state.output.add_logprobs(req, columns.logprobs[req.row].first(num_tokens))
     if width == 1:
         state.output.add_tokens(owners, [1] * len(owners), token_ids)
     else:
@@ -124,10 +164,12 @@ def _give_back_reserve(in_flight: StepInFlight, counts: list[int]) -> None:
             req.num_left_to_plan -= count - 1
 
 
-def _find_end(req: Req, token_id: int) -> FinishReason | None:
+def _find_end(req: Req, token_id: int, columns: ResultColumns) -> FinishReason | None:
     """How `token_id`, the last one of a request, ends it, if it does."""
     if token_id in req.end_token_ids:
         return FINISH_MATCHED_TOKEN(token_id)
+    if req in columns.ended_reqs:
+        return FINISHED_GRAMMAR()
     if req.num_outputs >= req.max_new_tokens:
         return FINISH_LENGTH(req.num_outputs)
     return None

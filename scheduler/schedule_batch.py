@@ -1,9 +1,12 @@
 """A step as the scheduler keeps it while it is in flight, and as it goes to the workers."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from ..common.batch_messages import BatchResult, NewReq, PageColumns, ScheduleBatch
+import msgspec
+
+from ..common.batch_messages import ROW_GRAMMAR_ENDED, BatchResult, NewReq, PageColumns, ScheduleBatch
+from ..common.logprobs import LogprobReq, TokenLogprobs
 from ..common.messages import pack_int32, unpack_int32
 from .req import Req
 from .step_cost import StepWork, count_pairs
@@ -32,12 +35,16 @@ class StepInFlight(NamedTuple):
 
 
 class ResultColumns(NamedTuple):
-    """A checked result, one entry a row: `token_ids` is flat, `counts[i]` of them belong to row i; `errors` by row."""
+    """A checked result, one entry a row: `token_ids` is flat, `counts[i]` of them belong to row i; the rest is by row."""
 
     counts: list[int]
     flags: list[int]
     token_ids: list[int]
     errors: dict[int, str]
+    logprobs: dict[int, TokenLogprobs]
+    prompt_logprobs: dict[int, TokenLogprobs]
+    embeddings: dict[int, bytes]
+    ended_reqs: Collection[Req]  # whose grammar allows nothing more
 
 
 def plan_step(step: int, extends: list[Req], decodes: list[Req], decode_width: int) -> StepInFlight:
@@ -78,6 +85,20 @@ def encode_step(in_flight: StepInFlight, with_new_pages: Iterable[Req], freed_ro
     )
 
 
+def announce_step(step: int) -> ScheduleBatch:
+    """A step that computes nothing: `with_grammars` gives it something to say."""
+    none = pack_int32([])
+    return ScheduleBatch(step, none, [], [PageColumns(none, none, none)], none, none, none, none)
+
+
+def with_grammars(batch: ScheduleBatch, news: tuple[dict[int, str], list[int]]) -> ScheduleBatch:
+    """The batch, with new grammars by number and those that are used no more."""
+    new_grammars, freed = news
+    if not (new_grammars or freed):
+        return batch
+    return msgspec.structs.replace(batch, new_grammars=new_grammars, freed_grammars=pack_int32(freed))
+
+
 def read_result(in_flight: StepInFlight, result: BatchResult) -> ResultColumns:
     """The result's columns; ProtocolError where it does not match the step, its rows and their generations."""
     if result.step != in_flight.step:
@@ -89,7 +110,15 @@ def read_result(in_flight: StepInFlight, result: BatchResult) -> ResultColumns:
     num_rows = len(in_flight.packed_rows) // 4
     if not len(counts) == len(flags) == num_rows or sum(counts) != len(token_ids) or min(counts, default=0) < 0:
         raise ProtocolError(f"the columns of the result of step {result.step} do not fit its {num_rows} rows")
-    return ResultColumns(counts, flags, token_ids, result.errors)
+    more = (result.errors, result.logprobs, result.prompt_logprobs, result.embeddings, _ended_reqs(in_flight, flags))
+    return ResultColumns(counts, flags, token_ids, *more)
+
+
+def _ended_reqs(in_flight: StepInFlight, flags: list[int]) -> Collection[Req]:
+    if not any(flags):
+        return ()
+    rows = zip([*in_flight.extends, *in_flight.decodes], flags, strict=True)
+    return dict.fromkeys(req for req, flag in rows if flag & ROW_GRAMMAR_ENDED)
 
 
 def _new_req(req: Req) -> NewReq:
@@ -101,7 +130,16 @@ def _new_req(req: Req) -> NewReq:
         prompt_len=req.prompt_len,
         sampling_params=req.message.sampling_params,
         end_token_ids=tuple(sorted(req.end_token_ids)),
+        logprobs=_logprobs(req),
+        grammar=req.grammar,
+        pooling=req.message.pooling,
     )
+
+
+def _logprobs(req: Req) -> LogprobReq | None:
+    """What is wanted still: those of the prompt's beginning may be there from before a retraction."""
+    wanted = req.message.logprobs
+    return wanted and msgspec.structs.replace(wanted, start_len=req.logprob_start)
 
 
 def _take_new_pages(reqs: Iterable[Req]) -> PageColumns:

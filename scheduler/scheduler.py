@@ -7,7 +7,7 @@ still runs, so its decode rows are planned without their last tokens. It reads n
 
 import logging
 
-from ..common.batch_messages import BatchResult, ScheduleBatch
+from ..common.batch_messages import BatchResult, GrammarReady, ScheduleBatch
 from ..common.links import ControlReply, ToScheduler
 from ..common.messages import (
     AbortReq,
@@ -22,6 +22,7 @@ from ..common.text_messages import BatchTokenIDOutput, TextEnded
 from .admission import Refused, admit, check_queue
 from .control import Control
 from .decode_batch import get_decode_batch
+from .fan_out import children_of
 from .invariants import check_when_idle
 from .output import abort_reason
 from .preemption import preempt, victims_to_preempt
@@ -29,7 +30,7 @@ from .prefill import get_new_batch_prefill
 from .req import ReqStatus
 from .results import process_batch_result
 from .retraction import retract_decode
-from .schedule_batch import encode_step, plan_step
+from .schedule_batch import announce_step, encode_step, plan_step, with_grammars
 from .scheduler_config import SchedulerConfig
 from .scheduler_state import SchedulerState
 from .time_limits import TimeLimits
@@ -48,8 +49,8 @@ class Scheduler:
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
-    def handle(self, message: ToScheduler | TextEnded, now: float) -> None:
-        """Take one message from the tokenizer manager or the detokenizer. Never raises for what a request brings."""
+    def handle(self, message: ToScheduler | TextEnded | GrammarReady, now: float) -> None:
+        """Take one message that is no result of a step. Never raises for what a request brings."""
         self.state.now = now
         match message:
             case TokenizedGenerateReqInput():
@@ -59,6 +60,8 @@ class Scheduler:
                     self._abort(rid, message)
             case TextEnded():
                 self._on_text_ended(message)
+            case GrammarReady():
+                self._on_grammar_ready(message)
             case FlushCacheReqInput():
                 self.control.flush(message)
             case PauseGenerationReqInput():
@@ -69,30 +72,39 @@ class Scheduler:
                 self.control.explain(message)
 
     def _add_request(self, message: TokenizedGenerateReqInput) -> None:
+        """The children of one message are taken together, or none of them."""
         state = self.state
-        if message.rid in state.requests:
+        children = children_of(message)
+        if any(rid in state.requests for rid in {message.rid, *(child.rid for child in children)}):
             logger.error("request %s: its rid is in use; dropped", message.rid)
             return
         try:
-            req = admit(message, self.config)
-            check_queue(req, state.waiting_queue, self.config)
+            reqs = [admit(child, self.config) for child in children]
+            check_queue(reqs, state.waiting_queue, len(state.grammar_queue), self.config)
         except Refused as error:
-            self._refuse(message, str(error), error.status_code)
+            self._refuse(children, str(error), error.status_code)
         except Exception:
             logger.exception("request %s: its admission failed", message.rid)
-            self._refuse(message, "The request could not be admitted.", 500)
+            self._refuse(children, "The request could not be admitted.", 500)
         else:
-            state.add(req)
-            self.time_limits.add(req)
+            if len(reqs) > 1:
+                state.add_family(message.rid, reqs)
+            for req in reqs:
+                state.add(req)
+                self.time_limits.add(req)
 
-    def _refuse(self, message: TokenizedGenerateReqInput, text: str, status_code: int) -> None:
+    def _refuse(self, messages: list[TokenizedGenerateReqInput], text: str, status_code: int) -> None:
         state = self.state
-        state.journal.refused(
-            message.rid, message.arrival, state.now, state.next_step, status_code=status_code, reason=text
-        )
-        state.output.add_refusal(message, abort_reason(text, status_code))
+        for message in messages:
+            state.journal.refused(
+                message.rid, message.arrival, state.now, state.next_step, status_code=status_code, reason=text
+            )
+            state.output.add_refusal(message, abort_reason(text, status_code))
 
     def _abort(self, rid: str, message: AbortReq) -> None:
+        """End a request, or all children of one."""
+        for child in list(self.state.families.get(rid, ())):
+            self._abort(child, message)
         req = self.state.requests.get(rid)
         if req is not None and req.status is not ReqStatus.ENDING:
             self.state.end(req, abort_reason(message.message, message.status_code))
@@ -104,6 +116,14 @@ class Scheduler:
         req = state.requests.get(message.rid)
         if req is not None:
             state.end_by_text(req, message.num_tokens)
+
+    def _on_grammar_ready(self, message: GrammarReady) -> None:
+        state = self.state
+        for req in state.grammar_queue.on_ready(message):
+            if message.error is None:
+                state.start_waiting(req)
+            else:
+                state.end(req, abort_reason(f"The grammar can not be used: {message.error}", 400))
 
     def process_batch_result(self, result: BatchResult, now: float) -> None:
         """Take the result of the oldest step in flight; ProtocolError if it does not answer it."""
@@ -118,8 +138,16 @@ class Scheduler:
         state.now = now
         self.time_limits.expire()
         self.control.act()
+        batch = self._plan()
+        if batch is None and state.grammar_queue.has_news:
+            batch = announce_step(state.take_empty_step())
+        return batch and with_grammars(batch, state.grammar_queue.take_news())
+
+    def _plan(self) -> ScheduleBatch | None:
+        """A step that computes something; None where there is nothing to compute, or it has to wait."""
+        state = self.state
         if state.is_paused:
-            state.journal.queue_blocked("paused", now)
+            state.journal.queue_blocked("paused", state.now)
             return None
         if len(state.in_flight) >= self.config.max_steps_in_flight:
             return None
@@ -182,6 +210,7 @@ class Scheduler:
             state.pool,
             num_running_reqs=state.num_running_reqs,
             num_queue_reqs=len(state.waiting_queue),
+            num_grammar_queue_reqs=len(state.grammar_queue),
             num_queue_tokens=state.waiting_queue.num_tokens,
             new_token_ratio=state.new_token_ratio.value,
             num_dropped=num_dropped_frames,

@@ -1,15 +1,17 @@
 """All data of the scheduler, and the moves of a request from one place to another.
 
-A request is in exactly one of waiting_queue, chunked_req, running_batch and ending. The modules that decide (prefill,
-decode_batch, retraction, preemption, control) read this state and change it through the moves.
+A request is in exactly one of grammar_queue, waiting_queue, chunked_req, running_batch and ending. The modules that
+decide (prefill, decode_batch, retraction, preemption, control) read this state and change it through the moves.
 """
 
 import logging
 from typing import Any
 
+from ..common.batch_messages import NO_GRAMMAR
 from ..common.finish_reason import FINISH_ABORT, FINISH_LENGTH, FinishReason
 from .chunk_size import ChunkSize
 from .explanation import Journal
+from .grammar_queue import GrammarQueue
 from .load import LoadStats
 from .new_token_ratio import NewTokenRatio
 from .output import TokenOutput
@@ -38,13 +40,16 @@ class SchedulerState:
         self.output = TokenOutput()
 
         self.requests: dict[str, Req] = {}
+        self.families: dict[str, dict[str, Req]] = {}  # rid of a request for several answers -> its children that live
         self.waiting_queue = WaitingQueue(config, self.pool.tree_cache)
+        self.grammar_queue = GrammarQueue()
         self.chunked_req: Req | None = None
         self.running_batch: dict[int, Req] = {}  # by row, in order of admission
         self.ending: dict[str, Req] = {}  # ended for the client; steps in flight may still touch their pages
         self.prefilling: dict[str, Req] = {}  # of chunked_req and running_batch: those without a result that samples
 
         self.in_flight: list[StepInFlight] = []
+        self.empty_steps: list[int] = []  # planned since the oldest step in flight: they compute nothing
         self.free_rows = list(range(config.max_running_requests - 1, -1, -1))
         self.freed_rows: list[int] = []  # to be told to the workers with the next step
         self.worker_rows: set[int] = set()  # as the workers know them
@@ -67,9 +72,30 @@ class SchedulerState:
     # ---- moves -------------------------------------------------------------------------------------------------------
 
     def add(self, req: Req) -> None:
-        """A new request waits."""
+        """A new request waits; for its grammar first, where that is not compiled."""
         self.requests[req.rid] = req
         req.enqueued_step = self.next_step
+        if req.message.grammar is not None:
+            self.stats.num_grammar_reqs += 1
+            if not self.grammar_queue.add(req):
+                req.move_to(ReqStatus.GRAMMAR)
+                self.note(req, "grammar", waiting=len(self.grammar_queue))
+                return
+        self._enqueue(req)
+
+    def add_family(self, rid: str, reqs: list[Req]) -> None:
+        """These requests are the children of one; each is to be added."""
+        self.families[rid] = {req.rid: req for req in reqs}
+        for index, req in enumerate(reqs):
+            req.family, req.counts_prompt = rid, index == 0
+
+    def start_waiting(self, req: Req) -> None:
+        """The grammar of a request is compiled."""
+        self.grammar_queue.remove(req)
+        req.move_to(ReqStatus.WAITING)
+        self._enqueue(req)
+
+    def _enqueue(self, req: Req) -> None:
         queue, policy = self.waiting_queue, self.config.schedule_policy
         self.note(req, "queued", position=len(queue), queue_tokens=queue.num_tokens, policy=policy)
         queue.add(req, self.next_step)
@@ -100,7 +126,8 @@ class SchedulerState:
         if req.first_scheduled is None:
             req.first_scheduled = self.now
             req.cached_tokens = num_cached
-            self.stats.on_first_scheduled(self.now - req.arrival, req.prompt_len, num_cached)
+            waited = self.now - req.arrival
+            self.stats.on_first_scheduled(waited, req.prompt_len, num_cached, counts_prompt=req.counts_prompt)
         waited = round(self.now - req.arrival, 6)
         new_tokens = num_known - num_cached
         self.note(req, "admitted", row=req.row, cached_tokens=num_cached, new_tokens=new_tokens, waited_seconds=waited)
@@ -147,7 +174,9 @@ class SchedulerState:
 
     def _leave_place(self, req: Req) -> None:
         self.prefilling.pop(req.rid, None)
-        if req.is_queued:
+        if req.status is ReqStatus.GRAMMAR:
+            self.grammar_queue.remove(req)
+        elif req.is_queued:
             self.waiting_queue.remove(req)
         elif req is self.chunked_req:
             self.chunked_req = None
@@ -157,8 +186,19 @@ class SchedulerState:
     def _release(self, req: Req) -> None:
         if not req.is_queued:
             self._free(req)
+        if req.grammar != NO_GRAMMAR:
+            self.grammar_queue.release(req)
         req.move_to(ReqStatus.FINISHED)
         del self.requests[req.rid]
+        self._leave_family(req)
+
+    def _leave_family(self, req: Req) -> None:
+        if req.family is None:
+            return
+        siblings = self.families[req.family]
+        del siblings[req.rid]
+        if not siblings:
+            del self.families[req.family]
 
     def _free(self, req: Req) -> None:
         """Give back pages and row; the whole pages that are committed stay in the tree."""
@@ -172,6 +212,13 @@ class SchedulerState:
         self.worker_rows.difference_update(freed_rows)
         self.worker_rows.update([req.row for req in prefills])
         return freed_rows
+
+    def take_empty_step(self) -> int:
+        """The number of a step that has no result."""
+        self.empty_steps = [step for step in self.empty_steps if self.in_flight and step > self.in_flight[0].step]
+        self.empty_steps.append(self.next_step)
+        self.next_step += 1
+        return self.empty_steps[-1]
 
     def note(self, req: Req, what: str, **numbers: float | str) -> None:
         """Write into the request's story."""

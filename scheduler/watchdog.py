@@ -16,9 +16,11 @@ class Watchdog:
         self._outstanding: deque[_Outstanding] = deque()
         self._full_since: float | None = None
 
-    def on_sent(self, step: int, now: float) -> None:
-        """A step goes to all ranks."""
-        self._outstanding.append(_Outstanding(step, set(range(self._tp_size)), now))
+    def on_sent(self, step: int, now: float, *, has_result: bool = True) -> None:
+        """A step goes to all ranks; one that computes nothing has no result."""
+        outstanding = _Outstanding(step, set(range(self._tp_size)), now)
+        outstanding.has_result = not has_result
+        self._outstanding.append(outstanding)
 
     def on_result(self, step: int, now: float) -> None:
         """Rank 0's result of a step is back."""

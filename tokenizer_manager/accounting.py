@@ -40,8 +40,9 @@ def count_end(metrics: Metrics, req: ReqState, end: StrEnd, *, log: bool) -> Non
     """A request has ended; `log` is whether every end is logged, not only failures."""
     how, stats, seconds = outcome(end), end.stats, req.ended_at - req.arrival
     metrics.inc("num_requests_total", how)
-    metrics.inc("prompt_tokens_total", by=stats.prompt_tokens)
-    metrics.inc("cached_tokens_total", by=stats.cached_tokens)
+    if req.counts_prompt:
+        metrics.inc("prompt_tokens_total", by=stats.prompt_tokens)
+        metrics.inc("cached_tokens_total", by=stats.cached_tokens)
     metrics.inc("generation_tokens_total", by=end.completion_tokens)
     metrics.observe("e2e_request_latency_seconds", seconds)
     if how == "abort":

@@ -1,7 +1,7 @@
 """The one error shape: {"error": {"message", "type", "param", "code"}}, with OpenAI's types and string codes."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from aiohttp import web
@@ -9,6 +9,12 @@ from aiohttp import web
 MAX_MESSAGE_LEN = 1000
 RETRY_SECONDS = 2
 CLIENT_CLOSED = 499
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
 
 class APIError(Exception):
@@ -35,19 +41,24 @@ class APIError(Exception):
     @property
     def type(self) -> str:
         """OpenAI's error type."""
-        if self.status == 404:
-            return "not_found_error"
-        if self.status == 429:
-            return "rate_limit_error"
-        return "server_error" if self.status >= 500 else "invalid_request_error"
+        return ERROR_TYPES.get(self.status) or ("server_error" if self.status >= 500 else "invalid_request_error")
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """The same error, where the client's API calls a field, or a part of its path, by another name."""
+        ours, theirs = self.param or "", self.param or ""
+        for name, other in names.items():
+            theirs = theirs.replace(name, other)
+        if theirs != ours:
+            self.param, self.message = theirs, self.message.replace(ours, theirs)
+        return self
 
     def body(self) -> dict[str, Any]:
         """The JSON value, as a response or as an event of a stream."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> web.Response:
-        """The HTTP response."""
-        response = json_response(self.body(), self.status)
+    def response(self, body: Mapping[str, Any] | None = None) -> web.Response:
+        """The HTTP response; `body` is given where another API's clients read it."""
+        response = json_response(self.body() if body is None else body, self.status)
         response.headers.update(self.headers)
         if self.close:
             response.force_close()
@@ -64,6 +75,11 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_val
     return APIError(400, message, param=param, code=code)
 
 
+def too_deep() -> APIError:
+    """400: a value of the body nests so deeply that what works on it would recurse too far."""
+    return bad_request("The JSON is nested too deeply.", code="json_too_deep")
+
+
 def unsupported(param: str, message: str | None = None) -> APIError:
     """400 for what the API knows and this server does not do yet."""
     return bad_request(message or f"{param} is not supported yet; leave it out", param, "unsupported_parameter")
@@ -73,6 +89,17 @@ def context_exceeded(context_len: int, prompt_size: str, param: str) -> APIError
     """400: the prompt leaves no room for output. `prompt_size` is "9000 tokens", or a bound."""
     message = f"The context is {context_len} tokens, prompt and output together; the prompt alone has {prompt_size}."
     return bad_request(message, param, "context_length_exceeded")
+
+
+def unauthorized() -> APIError:
+    """401; it says nothing of what was wrong with the key."""
+    message = "This route needs an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY."
+    return APIError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def forbidden(message: str, code: str) -> APIError:
+    """403."""
+    return APIError(403, message, code=code)
 
 
 def unavailable(message: str, code: str, *, close: bool = False) -> APIError:
@@ -95,7 +122,10 @@ HTTP_ERRORS = {
     405: ("This route does not take this method.", "method_not_allowed"),
     408: ("The request did not arrive in time.", "request_timeout"),
     413: ("The request body is too large.", "request_too_large"),
-    415: ("The body must be JSON: send the header Content-Type: application/json.", "unsupported_media_type"),
+    415: (
+        "The body must be JSON (Content-Type: application/json), as it is or in gzip or deflate.",
+        "unsupported_media_type",
+    ),
     417: ("The only expectation that can be met is 100-continue.", "expectation_failed"),
     431: ("The request line or a header is too long, or there are too many headers.", "headers_too_large"),
 }

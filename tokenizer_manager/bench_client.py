@@ -82,10 +82,6 @@ WORDS = (
 TOTAL_SECONDS = 3600
 
 
-class BenchError(Exception):
-    """The server cannot be measured; the message says why."""
-
-
 class Load(msgspec.Struct, frozen=True):
     """What to send. Lengths are in words, about a token each."""
 
@@ -110,19 +106,6 @@ class Sample(msgspec.Struct):
     cached_tokens: int | None = None  # where the server tells
     gaps: list[float] = msgspec.field(default_factory=list)  # between chunks that carry text
     error: str | None = None
-
-
-async def find_model(base_url: str) -> str:
-    """The first model that the server lists; BenchError if it does not answer."""
-    try:
-        timeout = aiohttp.ClientTimeout(total=10)
-        async with (
-            aiohttp.ClientSession(raise_for_status=True, timeout=timeout) as session,
-            session.get(f"{base_url}/v1/models") as response,
-        ):
-            return str((await response.json())["data"][0]["id"])
-    except (aiohttp.ClientError, TimeoutError, KeyError, IndexError, ValueError) as error:
-        raise BenchError(f"--base-url {base_url}: no list of models: {error}") from error
 
 
 def make_prompts(load: Load) -> list[str]:

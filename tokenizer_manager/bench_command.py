@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from .bench_client import BenchError, Load, Sample, find_model, run_load
+from .api_client import NoAnswer, first_model
+from .bench_client import Load, Sample, run_load
 
 
 def main(argv: list[str]) -> int:
@@ -20,7 +21,7 @@ def main(argv: list[str]) -> int:
     try:
         load = Load(
             base_url=base_url,
-            model=arguments.model or asyncio.run(find_model(base_url)),
+            model=arguments.model or asyncio.run(first_model(base_url)),
             num_prompts=arguments.num_prompts,
             max_concurrency=min(arguments.max_concurrency, arguments.num_prompts),
             random_input_len=arguments.random_input_len,
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
             num_warmups=arguments.num_warmups,
         )
         samples, seconds = asyncio.run(run_load(load))
-    except BenchError as error:
+    except NoAnswer as error:
         print(f"millstream bench: error: {error}", file=sys.stderr)
         return 2
     report = make_report(load, samples, seconds)

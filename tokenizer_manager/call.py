@@ -8,9 +8,11 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
+from .access import Caller
 from .api_error import bad_request
 
 REQUEST_ID = "X-Request-Id"
+ANTHROPIC_PATH = "/v1/messages"
 TIMEOUT = "X-Request-Timeout-S"
 WAITING_TIMEOUT = "X-Request-Waiting-Timeout-S"
 ROUTING_KEY = "X-SMG-Routing-Key"
@@ -33,6 +35,7 @@ class Call(msgspec.Struct):
     timeout: float | None = None
     waiting_timeout: float | None = None
     routing_key: str | None = None
+    caller: Caller = Caller()
 
     @property
     def name(self) -> str:
@@ -53,6 +56,17 @@ def new_call(request: web.Request, arrival: float) -> Call:
 def call_of(request: web.Request) -> Call:
     """The call of a request."""
     return request[KEY]
+
+
+def id_headers(request: web.Request) -> dict[str, str]:
+    """The headers of a response that tell the call's name: everywhere ours, and Anthropic's below its routes."""
+    name = call_of(request).name
+    return {REQUEST_ID: name, "request-id": name} if is_anthropic(request) else {REQUEST_ID: name}
+
+
+def is_anthropic(request: web.Request) -> bool:
+    """Whether the client speaks Anthropic's API, in errors too."""
+    return request.path == ANTHROPIC_PATH or request.path.startswith(f"{ANTHROPIC_PATH}/")
 
 
 def read_headers(call: Call, headers: Mapping[str, str]) -> None:

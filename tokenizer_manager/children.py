@@ -1,7 +1,6 @@
 """The child processes of a server: started in order, watched through pidfds, ended together."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,10 +11,12 @@ from pathlib import Path
 import msgspec
 
 from ..common.config import ChildConfig, ServerArgs
+from ..common.flags import without_secrets
 from ..common.links import DETOKENIZER, SCHEDULER, worker_name
 from ..common.process import read_cause, start_child
 
 STOP_SECONDS = 1.0
+POLL_SECONDS = 0.005
 
 
 class Entries(msgspec.Struct, frozen=True):
@@ -30,7 +31,7 @@ class Children:
     """All child processes of one boot."""
 
     def __init__(self, args: ServerArgs, run_dir: Path, instance_id: int, entries: Entries, keeps_dense: bool) -> None:
-        self._args = args
+        self._args = without_secrets(args)
         self._keeps_dense = keeps_dense
         self._run_dir = run_dir
         self._instance_id = instance_id
@@ -66,7 +67,7 @@ class Children:
         for process in self._processes.values():
             assert process.stdin is not None
             process.stdin.close()
-        await asyncio.to_thread(self._reap, time.monotonic() + STOP_SECONDS)
+        await self._reap(time.monotonic() + STOP_SECONDS)
 
     def _start(self, entry: str, name: str, rank: int = 0, memory: int = -1) -> None:
         config = ChildConfig(
@@ -80,10 +81,12 @@ class Children:
         )
         self._processes[name] = start_child(entry, config, pass_fds=(memory,) if memory >= 0 else ())
 
-    def _reap(self, deadline: float) -> None:
-        for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
+    async def _reap(self, deadline: float) -> None:
+        """Without a thread: while an interpreter ends, none can be started."""
+        while time.monotonic() < deadline:
+            if all(process.poll() is not None for process in self._processes.values()):
+                break
+            await asyncio.sleep(POLL_SECONDS)
         for process in self._processes.values():
             process.kill()
             process.wait()

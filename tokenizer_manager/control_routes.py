@@ -13,15 +13,17 @@ from ..common.finish_reason import FINISH_ABORT
 from ..common.messages import ControlReqOutput
 from ..common.sampling_params import SamplingParams
 from ..common.text_messages import StrEnd
+from .access import ADMIN_KEY_REQUIRED
 from .accounting import error_code
-from .api_error import bad_request, json_response, unavailable
+from .api_error import bad_request, forbidden, json_response, unavailable
 from .call import Call, call_of
+from .families import GenerateReq
 from .generate_protocol import AbortBody, PauseBody
 from .json_body import read_json
 from .metrics import CONTENT_TYPE
 from .req_state import CLIENT_ABORT
 from .server_status import Status
-from .tokenizer_manager import GenerateReq, TokenizerManager
+from .tokenizer_manager import TokenizerManager
 
 ABORT = msgspec.json.Decoder(AbortBody)
 PAUSE = msgspec.json.Decoder(PauseBody)
@@ -86,12 +88,31 @@ class ControlRoutes:
                 "load": manager.load and msgspec.structs.asdict(manager.load),
                 "num_open": manager.num_open,
                 "num_inflight": manager.num_inflight,
-                "args": dict(self._info),
+                **self._info,
+            }
+        )
+
+    async def version(self, request: web.Request) -> web.Response:
+        """GET /version."""
+        return json_response({"version": __version__})
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        """GET /get_model_info, in SGLang's words."""
+        args = self._info.get("args", {})
+        return json_response(
+            {
+                "model_path": self._manager.served_model_names[0],
+                "tokenizer_path": self._manager.served_model_names[0],
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": "default",
+                "max_model_len": self._manager.model and self._manager.model.context_len,
+                "dtype": args.get("dtype"),
             }
         )
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """POST (or, as SGLang, GET) /flush_cache: empty the prefix cache; refused while anything runs."""
+        """POST /flush_cache: empty the prefix cache; refused while anything runs."""
         return _control_answer(await self._manager.flush_cache(), "cache_in_use")
 
     async def pause_generation(self, request: web.Request) -> web.Response:
@@ -106,13 +127,15 @@ class ControlRoutes:
         return _control_answer(await self._manager.continue_generation(), "continue_refused")
 
     async def abort_request(self, request: web.Request) -> web.Response:
-        """POST /abort_request: end one request by its id, or all."""
-        body = await read_json(request, ABORT)
+        """POST /abort_request: end one request by its id, or all (which is for the admin)."""
+        body, caller = await read_json(request, ABORT), call_of(request).caller
         if body.abort_all:
+            if not caller.is_admin:
+                raise forbidden("abort_all needs the key that the server got with --admin-api-key.", ADMIN_KEY_REQUIRED)
             return json_response({"num_aborted": self._manager.abort_all()})
         if not body.rid:
             raise bad_request("rid or abort_all is required", "rid", "missing_field")
-        return json_response({"num_aborted": self._manager.abort(body.rid)})
+        return json_response({"num_aborted": self._manager.abort(body.rid, caller)})
 
     async def metrics(self, request: web.Request) -> web.Response:
         """GET /metrics: for Prometheus."""

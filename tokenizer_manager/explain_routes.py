@@ -1,4 +1,4 @@
-"""GET /debug/requests/{rid}: what the scheduler noted of a request, joined with what its client saw."""
+"""What became of a request: what the scheduler noted of it, joined with what its client saw; and which ones run."""
 
 import time
 from typing import Any
@@ -7,10 +7,13 @@ from aiohttp import web
 
 from ..common.messages import ExplainReqOutput
 from .api_error import APIError, json_response
+from .call import call_of
+from .req_state import ReqState
 from .request_history import MAX_REQUESTS, ReqRecord
 from .tokenizer_manager import TokenizerManager
 
 MAX_EXPLAINED = 100  # of one batch
+MAX_LISTED = 1000
 
 
 class ExplainRoutes:
@@ -19,8 +22,13 @@ class ExplainRoutes:
     def __init__(self, manager: TokenizerManager) -> None:
         self._manager = manager
 
+    async def running(self, request: web.Request) -> web.Response:
+        """GET /v1/requests: the caller's requests that have not ended, oldest first; the admin's are all of them."""
+        reqs, now = self._manager.running_reqs(call_of(request).caller), self._manager.clock()
+        return json_response({"num_requests": len(reqs), "requests": [_running(req, now) for req in reqs[:MAX_LISTED]]})
+
     async def explain(self, request: web.Request) -> web.Response:
-        """One object; for a batch, named by its call, `requests` holds one each (the first hundred)."""
+        """GET /debug/requests/{rid}: one object; for a batch, named by its call, `requests` holds one each (the first hundred)."""
         self._manager.check_started()
         records = self._manager.find_requests(request.match_info["rid"])
         if not records:
@@ -34,6 +42,19 @@ class ExplainRoutes:
         if len(records) == 1:
             return json_response(explained[0])
         return json_response({"num_requests": len(records), "requests": explained})
+
+
+def _running(req: ReqState, now: float) -> dict[str, Any]:
+    """The JSON of one request that has not ended; tokens of one that does not stream come at its end."""
+    return {
+        "rid": req.rid,
+        "label": req.label,
+        "stream": req.stream,
+        "seconds": round(now - req.arrival, 3),
+        "first_output_seconds": _seconds_after(req.arrival, req.first_output),
+        "prompt_tokens": req.prompt_len,
+        "output_tokens": req.num_outputs,
+    }
 
 
 def explanation(record: ReqRecord, told: ExplainReqOutput, clock_offset: float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 SENTENCES = {
+    "grammar": "waits until its grammar is compiled",
     "queued": "joined the queue, where {position} requests with {queue_tokens} tokens waited, under {policy}",
     "refused": "was refused with status {status_code}: {reason}",
     "blocked": "waited {for_seconds:.3f} s in step {step}..{last_step}: {reason}",

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong, PayloadEncodingError
+from aiohttp.http_exceptions import ContentEncodingError, LineTooLong, PayloadEncodingError
 from aiohttp.web_protocol import RequestHandler
 
 from .api_error import APIError, http_error, internal_error
@@ -17,6 +17,7 @@ from .sse import HIGH_WATER_BYTES
 HEAD_SECONDS = 10.0
 KEEPALIVE_SECONDS = 75.0
 SEND_BUFFER_BYTES = 64 * 1024
+UNTAKEN_SECONDS = 30.0  # after which the kernel ends a connection whose peer takes nothing, or is no longer there
 NOT_SENT_BYTES = 4 * 1024  # that the kernel takes beyond what the client has room for
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class _Connection(RequestHandler):
         if connected is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNTAKEN_SECONDS * 1000))
 
     def data_received(self, data: bytes) -> None:
         num_requests = self._request_count
@@ -92,6 +94,8 @@ class _Connection(RequestHandler):
             raise ConnectionError("part of a response is sent already")
         if isinstance(exc, LineTooLong):
             error = http_error(431, close=True)
+        elif isinstance(exc, ContentEncodingError):
+            error = http_error(415, close=True)
         elif status < HTTPStatus.INTERNAL_SERVER_ERROR:
             error = http_error(status, close=True)
         else:
@@ -103,7 +107,7 @@ class _Connection(RequestHandler):
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """A body that a client sent broken has had its 400, and is no fault of ours."""
-        if not isinstance(kw.get("exc_info"), PayloadEncodingError):
+        if not isinstance(kw.get("exc_info"), PayloadEncodingError | web.RequestPayloadError):
             super().log_exception(*args, **kw)
 
     @property

@@ -1,6 +1,7 @@
 """From the bytes of a request body to a struct, or to the 400 that names the field."""
 
 import asyncio
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
@@ -11,16 +12,23 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Meta
 
-from .api_error import APIError, bad_request, http_error, unsupported
+from .api_error import APIError, bad_request, http_error, too_deep, unsupported
 
 BODY_SECONDS = 30.0
+STRICT_PARAMS = web.AppKey("strict_params", bool)
+ENCODINGS = ("identity", "gzip", "deflate")
 ERROR_PATH = re.compile(r"(.*) - at `\$\.?(.*?)`$", re.DOTALL)
+UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+OUT_OF_RANGE = re.compile(r"Expected `\w+` (?:[<>]|of length|matching)")
 MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
 Label = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:\-]+\Z")]
+
+MAX_PARAM_LEN = 200
 
 T = TypeVar("T")
 
@@ -29,7 +37,19 @@ async def read_json(request: web.Request, decoder: "msgspec.json.Decoder[T]") ->
     """Read and decode the body; APIError 400, 408, 413 or 415."""
     if request.content_type != "application/json":
         raise http_error(415)
-    return decode(await _read_body(request), decoder)
+    if request.headers.get("Content-Encoding", "identity").lower() not in ENCODINGS:
+        raise http_error(415, close=True)
+    body = await _read_body(request)
+    if request.app.get(STRICT_PARAMS):
+        kind: Any = decoder.type
+        decoder = strict_decoder(kind)
+    return decode(body, decoder)
+
+
+@functools.cache
+def strict_decoder(kind: Any) -> Any:
+    """A decoder of the same struct that refuses fields which the struct does not have (at its top, not within)."""
+    return msgspec.json.Decoder(msgspec.defstruct(kind.__name__, [], bases=(kind,), forbid_unknown_fields=True))
 
 
 async def _read_body(request: web.Request) -> bytes:
@@ -55,7 +75,7 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]", at: str = "") -> T:
     except UnicodeDecodeError as error:
         raise bad_request(f"The body is not UTF-8 at byte {error.start}.", code="invalid_json") from None
     except RecursionError:
-        raise bad_request("The JSON is nested too deeply.", code="json_too_deep") from None
+        raise too_deep() from None
     except msgspec.ValidationError as error:
         raise _wrong_value(str(error), at) from None
     except msgspec.DecodeError as error:
@@ -65,12 +85,16 @@ def decode(body: bytes, decoder: "msgspec.json.Decoder[T]", at: str = "") -> T:
 def _wrong_value(text: str, at: str) -> APIError:
     found = ERROR_PATH.match(text)
     message, path = found.groups() if found else (text, "")
-    missing = MISSING_FIELD.match(message)
-    names = [name for name in (at, path, missing.group(1) if missing else "") if name]
-    param = ".".join(names) or None
+    missing, unknown = MISSING_FIELD.match(message), UNKNOWN_FIELD.match(message)
+    named = missing or unknown
+    names = [name for name in (at, path, named.group(1) if named else "") if name]
+    param = ".".join(names)[:MAX_PARAM_LEN] or None
     if missing:
         return bad_request(f"{param} is required", param, "missing_field")
-    return bad_request(f"{param}: {message}" if param else f"The body: {message}", param, "invalid_type")
+    if unknown:
+        return bad_request(f"{param} is not a field of this route (--strict-params)", param, "unknown_parameter")
+    code = "invalid_value" if OUT_OF_RANGE.match(message) else "invalid_type"
+    return bad_request(f"{param}: {message}" if param else f"The body: {message}", param, code)
 
 
 def check_unsupported(body: msgspec.Struct, neutral: Mapping[str, Sequence[Any]], at: str = "") -> None:

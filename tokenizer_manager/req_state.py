@@ -6,6 +6,7 @@ from collections import deque
 import msgspec
 
 from ..common.finish_reason import FINISH_ABORT
+from ..common.logprobs import LogprobBuffer, LogprobReq, TokenLogprobs
 from ..common.messages import Int32s
 from ..common.text_messages import RequestStats, StrEnd, StrOutput
 from .api_error import RETRY_SECONDS
@@ -20,6 +21,13 @@ class Output(msgspec.Struct):
     text: str
     token_ids: Int32s
     end: StrEnd | None
+    logprobs: TokenLogprobs | None = None  # of these tokens
+    prompt_logprobs: TokenLogprobs | None = None  # with the first tokens, or the end
+
+    @property
+    def num_logprobs(self) -> int:
+        """How many have come."""
+        return sum(each.num_logprobs for each in (self.logprobs, self.prompt_logprobs) if each is not None)
 
 
 class ReqState:
@@ -29,19 +37,28 @@ class ReqState:
         self.rid = rid
         self.label = label
         self.call_id = call.request_id
+        self.tenant = call.caller.tenant
         self.names = frozenset(name for name in (rid, label, call.request_id, call.label) if name)
         self.index = index
+        self.counts_prompt = True  # or another answer to the same prompt does
         self.prompt_len = prompt_len
         self.arrival = call.arrival
         self.stream = stream
         self.first_output = 0.0  # when the first tokens came; 0 before
         self.last_output = 0.0  # when the last output with tokens came; 0 before the first
         self.ended_at = 0.0
+        self.num_outputs = 0  # tokens that have come
         self.end: StrEnd | None = None
         self.retry_seconds = RETRY_SECONDS  # when to come back, if it was refused
         self.has_news = False
+        self.embedding = b""  # float32, where a vector was asked for
+        self.wanted_logprobs: LogprobReq | None = None
+        self.prompt_ids: list[int] = []  # kept where log-probabilities are wanted
+        self.hidden_ids: frozenset[int] = frozenset()  # there too: the special tokens, if the text is without them
         self._text: list[str] = []
         self._token_ids: list[Int32s] = []
+        self._logprobs = LogprobBuffer()
+        self._prompt_logprobs: TokenLogprobs | None = None
 
     @property
     def name(self) -> str:
@@ -52,7 +69,12 @@ class ReqState:
         """Add an output of the detokenizer."""
         self._text.append(output.text)
         self._token_ids.append(output.token_ids)
+        self.num_outputs += len(output.token_ids) // 4
         self.end = output.end or self.end
+        if output.logprobs is not None:
+            self._logprobs.add(output.logprobs)
+        self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
+        self.embedding = output.embedding
 
     def fail(self, message: str) -> None:
         """End it here: the server can not go on."""
@@ -64,7 +86,9 @@ class ReqState:
 
     def take(self) -> Output:
         """All that has come since the last call."""
-        output = Output("".join(self._text), b"".join(self._token_ids), self.end)
+        logprobs, prompt_logprobs = self._logprobs.take(), self._prompt_logprobs
+        output = Output("".join(self._text), b"".join(self._token_ids), self.end, logprobs, prompt_logprobs)
+        self._prompt_logprobs = None
         self._text.clear()
         self._token_ids.clear()
         self.has_news = False

@@ -5,11 +5,23 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 from aiohttp import web
 
+from .access import Level
+from .anthropic_protocol import MessagesRequest, PromptBody
+from .anthropic_routes import AnthropicRoutes
+from .chat_protocol import ChatCompletionRequest
 from .control_routes import ControlRoutes
+from .embedding_route import EmbeddingRoute
+from .embedding_service import EmbeddingRequest
 from .explain_routes import ExplainRoutes
+from .generate_protocol import AbortBody, GenerateBody, PauseBody
 from .generate_routes import GenerateRoutes
+from .openai_protocol import CompletionRequest
 from .openai_routes import OpenAIRoutes
-from .text_routes import TextRoutes
+from .responses_protocol import ResponsesRequest
+from .responses_routes import ResponsesRoutes
+from .score_service import ScoreRequest
+from .text_routes import DetokenizeBody, TextRoutes, TokenizeBody
+from .ui_route import UIRoute
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -23,45 +35,100 @@ curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One route; `is_work` ones are refused with 503 while the server takes no work, and drained."""
+    """One route; `is_work` ones are refused with 503 while the server takes no work, and drained.
+
+    `body` is the struct that its handler decodes, from which /openapi.json is made.
+    """
 
     method: str
     path: str
     handler: Handler
     summary: str
+    level: Level
     is_work: bool = False
+    body: type[msgspec.Struct] | None = None
+
+    @property
+    def plain_path(self) -> str:
+        """The path without the patterns of its variables."""
+        return self.path.replace(":.+", "")
 
 
 def all_routes(
-    openai: OpenAIRoutes, generate: GenerateRoutes, text: TextRoutes, control: ControlRoutes, explain: ExplainRoutes
+    openai: OpenAIRoutes,
+    generate: GenerateRoutes,
+    text: TextRoutes,
+    control: ControlRoutes,
+    explain: ExplainRoutes,
+    ui: UIRoute,
+    embedding: EmbeddingRoute,
+    responses: ResponsesRoutes,
+    anthropic: AnthropicRoutes,
 ) -> list[Route]:
     """Every route, in the order of the index page."""
     return [
-        Route("POST", "/v1/chat/completions", openai.chat_completions, "OpenAI chat completion", is_work=True),
-        Route("POST", "/v1/completions", openai.completions, "OpenAI text completion", is_work=True),
-        Route("POST", "/generate", generate.generate, "SGLang's generation: text or input_ids", is_work=True),
-        Route("POST", "/tokenize", text.tokenize, "text to token ids", is_work=True),
-        Route("POST", "/detokenize", text.detokenize, "token ids to text", is_work=True),
-        Route("GET", "/v1/models", openai.models, "the models that are served"),
-        Route("GET", "/v1/models/{id:.+}", openai.model, "one model"),
-        Route("GET", "/livez", control.livez, "200 while the server is alive"),
-        Route("GET", "/readyz", control.readyz, "200 while the server takes work"),
-        Route("GET", "/health", control.readyz, "the same as /readyz"),
-        Route("GET", "/health_generate", control.health_generate, "generates one token", is_work=True),
-        Route("GET", "/server_info", control.server_info, "arguments, model, load"),
-        Route("GET", "/metrics", control.metrics, "for Prometheus"),
-        Route("POST", "/flush_cache", control.flush_cache, "empties the prefix cache", is_work=True),
-        Route("GET", "/flush_cache", control.flush_cache, "the same", is_work=True),
-        Route("POST", "/pause_generation", control.pause_generation, "plans no step; mode: abort, retract or in_place"),
-        Route("POST", "/continue_generation", control.continue_generation, "goes on after a pause"),
-        Route("POST", "/abort_request", control.abort_request, "ends a request (rid), or all (abort_all)"),
-        Route("GET", "/debug/requests/{rid}", explain.explain, "what became of a request, and why"),
+        _work("/v1/chat/completions", openai.chat_completions, "OpenAI chat completion", ChatCompletionRequest),
+        *_agent_routes(responses, anthropic),
+        _work("/v1/completions", openai.completions, "OpenAI text completion", CompletionRequest),
+        _work("/generate", generate.generate, "SGLang's generation: text or input_ids", GenerateBody),
+        _work("/v1/embeddings", embedding.embeddings, "hidden states of the served decoder", EmbeddingRequest),
+        _work("/v1/score", generate.score, "SGLang's scoring: how likely tokens are to come next", ScoreRequest),
+        _work("/tokenize", text.tokenize, "text to token ids", TokenizeBody),
+        _work("/detokenize", text.detokenize, "token ids to text", DetokenizeBody),
+        Route("GET", "/v1/models", openai.models, "the models that are served", Level.USER),
+        Route("GET", "/v1/models/{id:.+}", openai.model, "one model", Level.USER),
+        Route("GET", "/ui", ui.page, "chat and live figures, in a browser", Level.PUBLIC),
+        Route("GET", "/livez", control.livez, "200 while the server is alive", Level.PUBLIC),
+        Route("GET", "/readyz", control.readyz, "200 while the server takes work", Level.PUBLIC),
+        Route("GET", "/health", control.readyz, "the same as /readyz", Level.PUBLIC),
+        Route("GET", "/health_generate", control.health_generate, "generates one token", Level.PUBLIC, is_work=True),
+        Route("GET", "/server_info", control.server_info, "arguments, model, load", Level.USER),
+        Route("GET", "/get_model_info", control.model_info, "SGLang's facts of the model", Level.USER),
+        Route("GET", "/version", control.version, "the server's version", Level.PUBLIC),
+        Route("GET", "/metrics", control.metrics, "for Prometheus", Level.PUBLIC),
+        Route("POST", "/flush_cache", control.flush_cache, "empties the prefix cache", Level.ADMIN, is_work=True),
+        Route(
+            "POST",
+            "/pause_generation",
+            control.pause_generation,
+            "plans no step; mode: abort, retract or in_place",
+            Level.ADMIN,
+            body=PauseBody,
+        ),
+        Route("POST", "/continue_generation", control.continue_generation, "goes on after a pause", Level.ADMIN),
+        Route(
+            "POST",
+            "/abort_request",
+            control.abort_request,
+            "ends a request, or all (admin)",
+            Level.USER,
+            body=AbortBody,
+        ),
+        Route("GET", "/v1/requests", explain.running, "the requests that run: yours, or all for the admin", Level.USER),
+        Route("GET", "/debug/requests/{rid}", explain.explain, "what became of a request, and why", Level.ADMIN),
     ]
+
+
+def _agent_routes(responses: ResponsesRoutes, anthropic: AnthropicRoutes) -> list[Route]:
+    messages, stored = anthropic.messages, responses.stored
+    return [
+        _work("/v1/responses", responses.responses, "OpenAI response, stateless", ResponsesRequest),
+        Route("GET", "/v1/responses/{id}", stored, "404: responses are not stored", Level.USER),
+        Route("DELETE", "/v1/responses/{id}", stored, "404: responses are not stored", Level.USER),
+        Route("GET", "/v1/responses/{id}/input_items", stored, "404: responses are not stored", Level.USER),
+        Route("POST", "/v1/responses/{id}/cancel", stored, "404: responses are not stored", Level.USER),
+        _work("/v1/messages", messages, "Anthropic message", MessagesRequest),
+        _work("/v1/messages/count_tokens", anthropic.count_tokens, "the tokens of a message's prompt", PromptBody),
+    ]
+
+
+def _work(path: str, handler: Handler, summary: str, body: type[msgspec.Struct]) -> Route:
+    return Route("POST", path, handler, summary, Level.USER, is_work=True, body=body)
 
 
 def index_handler(model: str, routes: Sequence[Route]) -> Handler:
     """GET /: a page for a person."""
-    lines = "\n".join(f"{route.method:4} {route.path.replace(':.+', ''):22} {route.summary}" for route in routes)
+    lines = "\n".join(f"{route.method:4} {route.plain_path:22} {route.summary}" for route in routes)
 
     async def index(request: web.Request) -> web.Response:
         url = f"{request.scheme}://{request.host.encode('ascii', 'replace').decode()}"

@@ -1,5 +1,6 @@
 """The model that a command line asks for: found, checked, and described before anything is allocated."""
 
+import logging
 import secrets
 from pathlib import Path
 
@@ -8,26 +9,40 @@ import msgspec
 from ..common.config import AUTO_CHUNK, ServerArgs
 from ..common.cpu import has_c_compiler, multiplies_bfloat16
 from ..common.flags import ConfigError
+from ..common.hf_config import code_fields
 from ..common.memory_plan import available_host_memory, plan_kv_pages
 from ..common.model_config import load_model_config
 from ..common.model_path import find_model, model_name
 from ..common.model_struct import ModelConfig
+from ..common.sampling_params import SamplingParams
 from ..common.tensor_parallel import check_tp_size, shard_plan
+from ..common.tokenizer import load_chat_templates
 from ..common.tokenizer_parts import DEFAULT_TEMPLATE
 from ..common.weight_plan import WeightPlan, plan_weights, resolve_quantization, weight_lines
+from .chat_family import ChatFamily, find_chat_family
+from .sampling_defaults import describe_sampling_defaults, find_sampling_defaults
+
+logger = logging.getLogger(__name__)
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """What is served: arguments with every "auto" resolved, the files, the model's shape, its public name."""
+    """What is served: arguments with every "auto" resolved, the files, the model's shape, its public names."""
 
     args: ServerArgs
     path: Path
     config: ModelConfig
-    name: str
-    chat_templates: dict[str, str]  # of --chat-template; empty keeps the model's own
+    names: tuple[str, ...]
+    chat_templates: dict[str, str]  # the model's, or that of --chat-template
+    family: ChatFamily
     weights: WeightPlan
+    sampling_defaults: SamplingParams
+
+    @property
+    def name(self) -> str:
+        """The name that answers bear."""
+        return self.names[0]
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -39,7 +54,7 @@ class ServedModel(msgspec.Struct, frozen=True):
         args, config = self.args, self.config
         tokens = f"{args.max_total_tokens:,}" if args.max_total_tokens else "what the GPUs leave, known after loading"
         return {
-            "model": f"{self.name} ({self.path})",
+            "model": f"{', '.join(self.names)} ({self.path})",
             "architecture": config.architecture,
             "parameters": f"{config.num_parameters / 1e6:,.1f} M",
             "dtype": args.dtype,
@@ -48,12 +63,20 @@ class ServedModel(msgspec.Struct, frozen=True):
             "KV tokens": tokens,
             "context": f"{args.context_length:,}",
             "max running requests": f"{args.max_running_requests:,}",
+            "tool call parser": self.family.tool_call_parser
+            + (
+                ""
+                if self.family.habits.takes_tools
+                else " (the chat template knows no tools: a system message shows them)"
+            ),
+            "reasoning parser": self.family.reasoning_parser,
             "chunk size": {-1: "off", AUTO_CHUNK: "auto"}.get(
                 args.chunked_prefill_size, f"{args.chunked_prefill_size:,}"
             ),
             "page size": f"{args.page_size}",
             "tp size": f"{args.tp_size}",
             "device": args.device,
+            "sampling defaults": describe_sampling_defaults(self.sampling_defaults),
             "listening on": url,
         }
 
@@ -62,12 +85,16 @@ def find_served_model(args: ServerArgs) -> ServedModel:
     """Find and read the model's description. ConfigError or ModelError, in one line, for what the user must change."""
     path = find_model(args.model_path)
     config = load_model_config(path, args.load_format)
+    for field in code_fields(path):
+        logger.warning("config.json: %s is ignored: no code of a model runs here", field)
     check_tp_size(config, args.tp_size)
     args, weights = _resolve(args, config)
-    templates = _read_template(args.chat_template) if args.chat_template else {}
+    templates, family = _find_chats(args, path)
     if args.record_schedule is not None:
         _check_new_file("--record-schedule", Path(args.record_schedule))
-    return ServedModel(args, path, config, args.served_model_name or model_name(args.model_path), templates, weights)
+    names = args.served_model_name or (model_name(args.model_path),)
+    defaults = find_sampling_defaults(path, args.sampling_defaults)
+    return ServedModel(args, path, config, names, templates, family, weights, defaults)
 
 
 def _resolve(args: ServerArgs, config: ModelConfig) -> tuple[ServerArgs, WeightPlan]:
@@ -131,6 +158,14 @@ def _num_gpus() -> int:
 
 def _find_dtype(device: str) -> str:
     return "bfloat16" if device == "cuda" or multiplies_bfloat16() else "float32"
+
+
+def _find_chats(args: ServerArgs, path: Path) -> tuple[dict[str, str], ChatFamily]:
+    """The chat templates, and what they tell of the model's answers."""
+    found = load_chat_templates(path)
+    templates = _read_template(args.chat_template) if args.chat_template else dict(found.chat_templates)
+    parsers = args.tool_call_parser, args.reasoning_parser
+    return templates, find_chat_family(templates, *parsers, found.response_template)
 
 
 def _read_template(file: str) -> dict[str, str]:

@@ -7,28 +7,23 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
-from typing import Any
 
-import msgspec
 import uvloop
 from aiohttp import web
 
-from ..common.config import ServerArgs
 from ..common.flags import ConfigError
-from ..common.links import MANAGER, ToScheduler
+from ..common.links import MANAGER
 from ..common.logs import set_up_logging
 from ..common.model_error import ModelError
-from ..common.tokenizer import load_tokenizer
+from ..common.settings import Settings, shown_args
+from .access import Access, load_access
 from .app import build_app
+from .boot import Boot, first
 from .children import Entries
 from .http_server import HTTPRunner
-from .launcher import Launcher, ServerFailed, on_signals
-from .metrics import Metrics
+from .launcher import ServerFailed, on_signals
 from .served_model import ServedModel, find_served_model
 from .startup_report import print_plan, print_ready
-from .template_pool import TemplateRenderer
-from .tokenizer_manager import TokenizerManager
 
 EXIT_FAILED = 1
 EXIT_BAD_CONFIG = 2
@@ -38,14 +33,15 @@ FAREWELL_SECONDS = 0.7  # how long clients get to read their last event
 logger = logging.getLogger(__name__)
 
 
-def serve(args: ServerArgs, listener: socket.socket, entries: Entries | None = None) -> int:
+def serve(settings: Settings, listener: socket.socket, entries: Entries | None = None) -> int:
     """Run a server until it ends; returns the exit code. The cause of a failure is the last line printed."""
-    set_up_logging(args.log_level, MANAGER)
+    set_up_logging(settings.args.log_level, MANAGER)
     try:
-        model = find_served_model(args)
-        print_plan(model.plan(_url(listener)))
+        access = load_access(settings.args, listener.getsockname()[0])
+        model = find_served_model(settings.args)
+        print_plan(model.plan(_url(listener)) | {"keys": access.summary} | settings.lines())
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_run(model, listener, entries or Entries()))
+            return runner.run(_run(model, settings.origins, access, listener, entries or Entries()))
     except (ConfigError, ModelError) as error:
         print(f"millstream: error: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG
@@ -54,31 +50,27 @@ def serve(args: ServerArgs, listener: socket.socket, entries: Entries | None = N
         return EXIT_FAILED
 
 
-async def _run(model: ServedModel, listener: socket.socket, entries: Entries) -> int:
-    return await Server(model, listener, entries).run()
+async def _run(
+    model: ServedModel, origins: dict[str, str], access: Access, listener: socket.socket, entries: Entries
+) -> int:
+    return await Server(model, origins, access, listener, entries).run()
 
 
 class Server:
     """One boot of the server: starting, running, draining, gone."""
 
-    def __init__(self, model: ServedModel, listener: socket.socket, entries: Entries) -> None:
+    def __init__(
+        self, model: ServedModel, origins: dict[str, str], access: Access, listener: socket.socket, entries: Entries
+    ) -> None:
         self._model = model
+        self._access = access
         self._args = model.args
+        self._origins = origins
         self._listener = listener
         self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-        self._renderer = TemplateRenderer()
-        self._manager = TokenizerManager(
-            served_model_names=[model.name],
-            send=self._send,
-            is_full=lambda: self._launcher.is_full,
-            metrics=Metrics(model.name),
-            random_seed=self._args.random_seed,
-            log_requests=self._args.log_requests,
-            max_queued_requests=self._args.max_queued_requests,
-            max_queued_tokens=self._args.max_queued_tokens,
-            enable_priority_scheduling=self._args.enable_priority_scheduling,
-        )
-        self._launcher = Launcher(self._args, self._manager, entries, model.weights.keeps_dense)
+        self._boot = Boot(model, entries)
+        self._manager = self._boot.manager
+        self._launcher = self._boot.launcher
 
     async def run(self) -> int:
         """Serve until a signal or a failure; returns the exit code. Raises ServerFailed with the cause of a failure."""
@@ -89,9 +81,6 @@ class Server:
             finally:
                 await self._close(http)
 
-    def _send(self, message: ToScheduler) -> None:
-        self._launcher.send(message)
-
     async def _live(self) -> int:
         if await first(self._signals.get(), self._start_up()) == 0:
             return 0
@@ -99,11 +88,7 @@ class Server:
         return await self._drain()
 
     async def _start_up(self) -> None:
-        self._launcher.start()
-        tokenizer = await asyncio.to_thread(load_tokenizer, self._model.path)
-        self._renderer.start(self._model.chat_templates or tokenizer.chat_templates, tokenizer.special_tokens)
-        self._manager.set_tokenizer(tokenizer)
-        await first(self._manager.wait_until_ready(), self._launcher.wait_for_failure())
+        await self._boot.start_up()
         gc.freeze()  # what is loaded stays: a collection that walked it would hold up every stream
         print_ready(_url(self._listener), self._model.name)
 
@@ -123,8 +108,17 @@ class Server:
         return 0 if ended is None else EXIT_FORCED
 
     async def _start_http(self) -> HTTPRunner:
-        info = msgspec.to_builtins(self._args)
-        app = build_app(self._manager, self._renderer, info=info, max_body_bytes=self._args.max_body_bytes)
+        info = {"args": shown_args(self._args), "origins": self._origins}
+        app = build_app(
+            self._manager,
+            self._boot.renderer,
+            family=self._model.family,
+            info=info,
+            access=self._access,
+            max_body_bytes=self._args.max_body_bytes,
+            strict_params=self._args.strict_params,
+            keep_alive_seconds=self._args.sse_keep_alive_interval,
+        )
         runner = HTTPRunner(app)
         await runner.setup()
         await web.SockSite(runner, self._listener).start()
@@ -135,22 +129,7 @@ class Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._manager.wait_idle(), FAREWELL_SECONDS)
         await http.cleanup()
-        self._renderer.close()
-        await self._launcher.close()
-
-
-async def first(*coroutines: Coroutine[Any, Any, Any], timeout: float | None = None) -> int | None:  # noqa: ASYNC109
-    """The index of the first coroutine to end (raising what it raised), or None at the timeout; cancels the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-        return next((index for index, task in enumerate(tasks) if task in done), None)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._boot.close()
 
 
 def _url(listener: socket.socket) -> str:

@@ -1,25 +1,29 @@
-"""Server-sent events: framing, errors in a stream, and readers that are too slow.
+"""Server-sent events: framing, errors in a stream, silence, and readers that are too slow.
 
 What a reader does not take waits: at most NOT_SENT_BYTES in the kernel (http_server.py) and HIGH_WATER_BYTES here are
 events already, and of all that comes after them one event is made when the reader goes on.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
 from aiohttp import web
 from aiohttp.http_writer import StreamWriter
 
 from .api_error import APIError, internal_error
-from .call import REQUEST_ID, call_of
+from .call import call_of, id_headers
 from .metrics import Metrics
 
 HIGH_WATER_BYTES = 2 * 1024  # of events that the kernel has not taken: beyond it, new tokens wait and leave together
 STALL_SECONDS = 30.0
+KEEP_ALIVE_SECONDS = web.AppKey("keep_alive_seconds", float)  # of silence; 0: no comments
+KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 TEXT = "\0"  # stands for the text of a template: no name and no id has it
 
@@ -29,6 +33,11 @@ logger = logging.getLogger(__name__)
 def encode_event(value: Any) -> bytes:
     """One event with a JSON value."""
     return b"data: %b\n\n" % msgspec.json.encode(value)
+
+
+def encode_named_event(value: Mapping[str, Any]) -> bytes:
+    """One event that has its value's `type` for a name, as OpenAI's Responses and Anthropic's messages do."""
+    return b"event: %b\n%b" % (value["type"].encode(), encode_event(value))
 
 
 class EventTemplate:
@@ -43,43 +52,67 @@ class EventTemplate:
         return self._before + msgspec.json.encode(text) + self._after
 
 
+def _error_event(error: APIError) -> bytes:
+    return encode_event(error.body())
+
+
 async def stream_events(
-    request: web.Request, metrics: Metrics, batches: AsyncGenerator[bytes, None]
+    request: web.Request,
+    metrics: Metrics,
+    batches: AsyncGenerator[bytes, None],
+    *,
+    done: bytes = DONE,
+    error_event: Callable[[APIError], bytes] = _error_event,
 ) -> web.StreamResponse:
-    """Send each batch of encoded events as it comes, then [DONE].
+    """Send each batch of encoded events as it comes, then `done`.
 
     The headers go out with the first batch, so that an APIError before it is still an HTTP status (it is raised).
-    An error after it is the stream's last event.
+    An error after it, or after a keep-alive comment, is the stream's last event.
     """
-    stream = EventStream(request, metrics)
-    try:
-        async with aclosing(batches):
-            async for events in batches:
-                await stream.send(events)
-    except ConnectionError:
-        raise
-    except APIError as error:
-        if not stream.is_open:
+    with EventStream(request, metrics) as stream:
+        try:
+            async with aclosing(batches):
+                async for events in batches:
+                    await stream.send(events)
+        except ConnectionError:
             raise
-        await stream.send(encode_event(error.body()))
-    except Exception:
-        if not stream.is_open:
-            raise
-        logger.exception("request %s: the stream failed", call_of(request).name)
-        await stream.send(encode_event(internal_error().body()))
-    return await stream.finish()
+        except APIError as error:
+            if not stream.is_open:
+                raise
+            await stream.send(error_event(error))
+        except Exception:
+            if not stream.is_open:
+                raise
+            logger.exception("request %s: the stream failed", call_of(request).name)
+            await stream.send(error_event(internal_error()))
+        return await stream.finish(done)
 
 
 class EventStream:
-    """One response of the type text/event-stream."""
+    """One response of the type text/event-stream. Within its context, silence is filled with comments."""
 
     def __init__(self, request: web.Request, metrics: Metrics) -> None:
         self._request = request
         self._metrics = metrics
-        headers = {"Cache-Control": "no-store", REQUEST_ID: call_of(request).name}
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **id_headers(request)}
         self._response = web.StreamResponse(headers=headers)
         self._response.content_type = "text/event-stream"
         self._writer: StreamWriter | None = None
+        self._loop = asyncio.get_running_loop()
+        self._last_sent = self._loop.time()
+        self._keeping_alive: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        seconds = self._request.app[KEEP_ALIVE_SECONDS]
+        if seconds:
+            self._keeping_alive = self._loop.create_task(self._keep_alive(seconds))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._keeping_alive is not None:
+            self._keeping_alive.cancel()
 
     @property
     def is_open(self) -> bool:
@@ -91,17 +124,24 @@ class EventStream:
 
         A client that takes nothing for STALL_SECONDS is cut off: ConnectionResetError.
         """
-        writer = self._writer or await self._open()
-        await writer.write(events, drain=False)
-        transport = writer.transport
-        if transport is not None and transport.get_write_buffer_size() > HIGH_WATER_BYTES:
-            await self._drain(writer)
+        writer = await self._write(events)
+        if _num_waiting(writer) > HIGH_WATER_BYTES:
+            await self._unless_stalled(writer.drain())
 
-    async def finish(self) -> web.StreamResponse:
-        """Write [DONE] and end the body."""
-        await self.send(DONE)
-        await self._response.write_eof()
+    async def finish(self, done: bytes) -> web.StreamResponse:
+        """Write the last event and end the body."""
+        if done:
+            await self.send(done)
+        elif self._writer is None:
+            await self._open()
+        await self._unless_stalled(self._response.write_eof())
         return self._response
+
+    async def _write(self, data: bytes) -> StreamWriter:
+        writer = self._writer or await self._open()
+        self._last_sent = self._loop.time()
+        await writer.write(data, drain=False)
+        return writer
 
     async def _open(self) -> StreamWriter:
         writer = await self._response.prepare(self._request)
@@ -109,10 +149,22 @@ class EventStream:
         self._writer = writer
         return writer
 
-    async def _drain(self, writer: StreamWriter) -> None:
+    async def _keep_alive(self, seconds: float) -> None:
+        """Send a comment whenever nothing was sent for so long, unless the client has not taken what was."""
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await asyncio.sleep(self._last_sent + seconds - self._loop.time())
+                if self._loop.time() < self._last_sent + seconds:
+                    continue
+                if self._writer is None or not _num_waiting(self._writer):
+                    await self._write(KEEP_ALIVE)
+                else:
+                    self._last_sent = self._loop.time()
+
+    async def _unless_stalled(self, waiting: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(STALL_SECONDS):
-                await writer.drain()
+                await waiting
         except TimeoutError:
             self._cut_off()
             raise ConnectionResetError("the client reads too slowly") from None
@@ -124,3 +176,8 @@ class EventStream:
         )
         if self._request.transport is not None:
             self._request.transport.abort()
+
+
+def _num_waiting(writer: StreamWriter) -> int:
+    """Bytes that the kernel has not taken."""
+    return writer.transport.get_write_buffer_size() if writer.transport is not None else 0

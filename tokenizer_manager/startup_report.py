@@ -51,9 +51,10 @@ class LoadingBar:
 
 
 def print_ready(url: str, model: str) -> None:
-    """Say that the server is ready, since when, where, and a request that works."""
+    """Say that the server is ready, since when, where, the page, and a request that works."""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "max_tokens": 64, "stream": true}}'
     print(f"ready in {seconds_since_start():.1f} s: {url}")
+    print(f"chat: {url}/ui")
     print(f"try: curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", flush=True)
 
 

@@ -5,71 +5,25 @@ CPU time that the kernel keeps, in a process without open files, whose parent gi
 `python -m millstream.tokenizer_manager.template_child`, with one socket as its standard input.
 """
 
-import ctypes
 import importlib
-import math
-import os
-import resource
-import signal
-import sys
-import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from functools import partial
+from typing import Any
 
 from ..common.tokenizer_parts import DEFAULT_TEMPLATE
-from .template_messages import LENGTH_BYTES, RenderReply, RenderRequest, RenderSetup, to_frame
+from .killable_process import answer_until_closed, die_with_parent, read_message
+from .template_messages import RenderReply, RenderRequest, RenderSetup
 
-PR_SET_PDEATHSIG = 1
-PR_SET_NAME = 15
-CHANNEL = 0
 MAX_ERROR_CHARS = 500
 TOOL_TEMPLATE = "tool_use"
-
-M = TypeVar("M")
 
 
 def main() -> None:
     """Load the renderer, read the templates, say ready, answer chats until end-of-file."""
-    die_with_parent()
+    die_with_parent("ms:templates")
     renderer = importlib.import_module("transformers.utils.chat_template_utils")
     setup = read_message(RenderSetup)
-    limit_resources(setup)
-    limit_cpu(setup.render_seconds)
-    write_reply(check_templates(renderer, setup))
-    while True:
-        request = read_message(RenderRequest)
-        limit_cpu(setup.render_seconds)
-        write_reply(answer(renderer, setup, request))
-
-
-def die_with_parent() -> None:
-    """Be killed when the parent dies, and leave Ctrl-C and SIGTERM to it."""
-    parent = os.getppid()
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_NAME, b"ms:templates", 0, 0, 0)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if parent == 1 or os.getppid() != parent:
-        sys.exit(0)
-
-
-def limit_resources(setup: RenderSetup) -> None:
-    """From now on: so much more memory, no file that grows, no core dump."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    memory = pages * resource.getpagesize() + setup.memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def limit_cpu(seconds: float) -> None:
-    """The kernel ends this process if the next render uses much more CPU time than its parent would wait."""
-    most = math.ceil(time.process_time() + seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
+    answer_until_closed(setup, RenderRequest, partial(check_templates, renderer), partial(answer, renderer))
 
 
 def check_templates(renderer: Any, setup: RenderSetup) -> RenderReply:
@@ -92,7 +46,7 @@ def answer(renderer: Any, setup: RenderSetup, request: RenderRequest) -> RenderR
         return RenderReply(error=describe(error))
     if len(text) > setup.max_output_chars:
         return RenderReply(error=f"the rendered chat has {len(text)} characters, more than {setup.max_output_chars}")
-    return RenderReply(text)
+    return RenderReply(text=text)
 
 
 def render(renderer: Any, setup: RenderSetup, request: RenderRequest) -> str:
@@ -126,30 +80,6 @@ def describe(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     is_own_message = type(error).__name__ in ("TemplateError", "ValueError")
     return (text if is_own_message else f"{type(error).__name__}: {text}")[:MAX_ERROR_CHARS]
-
-
-def read_message(kind: type[M]) -> M:
-    """The next frame; ends the process at end-of-file."""
-    size = int.from_bytes(read_exactly(LENGTH_BYTES), "little")
-    return msgspec.msgpack.decode(read_exactly(size), type=kind)
-
-
-def read_exactly(size: int) -> bytes:
-    """`size` bytes from the parent."""
-    body = bytearray()
-    while len(body) < size:
-        piece = os.read(CHANNEL, min(size - len(body), 2**20))
-        if not piece:
-            sys.exit(0)
-        body += piece
-    return bytes(body)
-
-
-def write_reply(reply: RenderReply) -> None:
-    """Send a frame to the parent."""
-    rest = memoryview(to_frame(reply))
-    while rest:
-        rest = rest[os.write(CHANNEL, rest) :]
 
 
 if __name__ == "__main__":

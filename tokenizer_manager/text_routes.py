@@ -5,8 +5,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from ..common.sampling_params import SamplingParams
 from .api_error import bad_request, json_response
-from .chat_prompt import ChatMessage, ChatRenderer, render_chat
+from .chat_prompt import ChatMessage, template_messages
+from .chat_protocol import Tool, template_tool
+from .chat_service import ChatService, ChatTurn
 from .json_body import read_json
 from .openai_protocol import split_prompts
 from .prompt_encoder import check_ids
@@ -20,6 +23,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
     prompt: str | list[str] | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None  # true for prompts, false for messages
     add_generation_prompt: bool = True
@@ -42,9 +46,9 @@ DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 class TextRoutes:
     """Handlers over one tokenizer manager."""
 
-    def __init__(self, manager: TokenizerManager, renderer: ChatRenderer | None) -> None:
+    def __init__(self, manager: TokenizerManager, chat: ChatService) -> None:
         self._manager = manager
-        self._renderer = renderer
+        self._chat = chat
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """POST /tokenize."""
@@ -81,13 +85,15 @@ class TextRoutes:
 
     async def _text(self, body: TokenizeBody) -> str | list[str]:
         if body.messages is not None:
-            return await render_chat(
-                self._renderer,
-                body.messages,
+            turn = ChatTurn(
+                messages=template_messages(body.messages),
+                tools=[template_tool(tool) for tool in body.tools or ()],
+                sampling_params=SamplingParams(),
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
                 chat_template_kwargs=body.chat_template_kwargs,
             )
+            return await self._chat.prompt(turn)
         if body.prompt is None:
             raise bad_request("prompt is required", "prompt", "missing_field")
         return body.prompt

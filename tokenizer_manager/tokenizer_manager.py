@@ -7,6 +7,7 @@ another process except the calls that say so.
 
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,30 +30,26 @@ from ..common.messages import (
 )
 from ..common.sampling_params import MAX_SEED, SamplingParams
 from ..common.text_messages import BatchStrOutput, StrOutput
+from .access import Caller
 from .accounting import count_end, observe_output
-from .api_error import APIError, bad_request, unsupported
+from .api_error import APIError, unsupported
 from .call import Call
+from .families import Family, GenerateReq, duplicate_id, names_of, new_families
+from .grammar_checker import GrammarChecker
+from .grammar_messages import Grammar
+from .logprob_fields import Wanted, check_wanted
 from .metrics import Metrics
 from .queue_bounds import QueueBounds
 from .req_state import Generation, ReqState
 from .request_history import ReqRecord, RequestHistory, record_of
+from .sampling_defaults import OPENAI
+from .sampling_fields import SamplingBase
 from .scheduler_calls import SchedulerCalls
 from .server_status import ServerStatus, Status
 
 MAX_QUEUED_REQUESTS = 2048
 
 logger = logging.getLogger(__name__)
-
-
-class GenerateReq(msgspec.Struct, kw_only=True):
-    """One request as a handler asks for it; `label` is the client's own id."""
-
-    input_ids: list[int]
-    sampling_params: SamplingParams
-    label: str | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    routing_key: str | None = None
 
 
 class TokenizerManager(ServerStatus):
@@ -74,6 +71,7 @@ class TokenizerManager(ServerStatus):
         max_queued_requests: int = MAX_QUEUED_REQUESTS,
         max_queued_tokens: int | None = None,
         enable_priority_scheduling: bool = False,
+        sampling_defaults: SamplingParams = OPENAI,
     ) -> None:
         super().__init__(metrics, is_full, clock)
         self.served_model_names = tuple(served_model_names)
@@ -83,14 +81,25 @@ class TokenizerManager(ServerStatus):
         self._reqs: dict[str, tuple[ReqState, Generation]] = {}
         self._rids_of: dict[str, list[str]] = {}  # name -> rids
         self._enable_priority_scheduling = enable_priority_scheduling
+        self._sampling_defaults = sampling_defaults
         self._queue = QueueBounds(max_queued_requests, max_queued_tokens, metrics)
         self._calls = SchedulerCalls(send)
         self._history = RequestHistory()
+        self.grammars = GrammarChecker(metrics)
 
     @property
     def num_inflight(self) -> int:
         """Requests at the scheduler whose final answer has not come."""
         return len(self._reqs)
+
+    def running_reqs(self, caller: Caller) -> list[ReqState]:
+        """Requests whose final answer has not come, oldest first: the caller's own, or all for the admin."""
+        return [req for req, _ in self._reqs.values() if self._belongs_to(caller, req)]
+
+    @property
+    def sampling_base(self) -> SamplingBase:
+        """What the sampling fields of a body are read against."""
+        return SamplingBase(self.vocab_size, self._sampling_defaults, self.encoder.tokenizer)
 
     # ---- from other processes ---------------------------------------------------------------------------------------
 
@@ -178,18 +187,21 @@ class TokenizerManager(ServerStatus):
     def generate(self, call: Call, requests: Sequence[GenerateReq], *, stream: bool) -> Iterator[Generation]:
         """Send the requests of one HTTP call; leaving the context aborts those that have not ended.
 
-        A rid is the client's label, the call's unique id, and the index in a batch, so that any of these finds the
-        request in every process's log. Raises APIError while no work is taken.
+        The generation has n answers to each request. Raises APIError while no work is taken.
         """
         if self.status is not Status.DRAINING:  # what was accepted before draining began is served
             self.check_accepting()
         self._queue.check_tokens(call.request_id, sum(len(request.input_ids) for request in requests))
-        reqs = [self._new_req(call, index, request, len(requests), stream) for index, request in enumerate(requests)]
-        generation = self._register(call, reqs)
+        wanted = [
+            Wanted(each.logprobs, len(each.input_ids), each.sampling_params) for each in requests if each.logprobs
+        ]
+        check_wanted(wanted, self.vocab_size, self.context_len)
+        families = new_families(call, requests, self.encoder.tokenizer.special_token_ids, stream=stream)
+        generation = self._register(call, families)
         self._queue.leave(call.request_id)
         try:
-            for req, request in zip(reqs, requests, strict=True):
-                self._submit(call, req, request)
+            for family in families:
+                self._submit(call, family)
             yield generation
         finally:
             self._abandon(generation)
@@ -200,13 +212,19 @@ class TokenizerManager(ServerStatus):
             message = f"The model {name[:100]!r} is not served here; served: {', '.join(self.served_model_names)}"
             raise APIError(404, message, param="model", code="model_not_found")
 
-    def abort(self, name: str) -> int:
-        """End what has this name (a label, a rid, a response's id); returns how many requests were in flight."""
+    def abort(self, name: str, caller: Caller) -> int:
+        """End what has this name (a label, a rid, a response's id); returns how many requests were in flight.
+
+        A caller that is not the admin ends only what its own tenant has sent.
+        """
         found = self._rids_of.get(name) or self._rids_of.get(_call_id(name)) or [name]
-        rids = [rid for rid in found if rid in self._reqs]
+        rids = [rid for rid in found if rid in self._reqs and self._belongs_to(caller, self._reqs[rid][0])]
         if rids:
             self._send(AbortReq(rids=rids))
         return len(rids)
+
+    def _belongs_to(self, caller: Caller, req: ReqState) -> bool:
+        return caller.is_admin or caller.tenant == req.tenant
 
     def abort_all(self) -> int:
         """End every request; returns how many there were."""
@@ -221,6 +239,10 @@ class TokenizerManager(ServerStatus):
             raise unsupported("priority", "priority needs a server with --enable-priority-scheduling; leave it out")
 
     # ---- questions to the scheduler: each waits for the answer, or raises APIError ---------------------------------
+
+    async def compile_grammar(self, grammar: Grammar | None) -> str | None:
+        """What GenerateReq.grammar is for a grammar of a request; APIError for a bad one."""
+        return None if grammar is None else await self.grammars.compile(grammar)
 
     async def flush_cache(self) -> ControlReqOutput:
         """Empty the prefix cache."""
@@ -251,22 +273,12 @@ class TokenizerManager(ServerStatus):
         last = max(records, key=lambda record: record.arrival, default=None)
         return [record for record in records if last is not None and record.call_id == last.call_id]
 
-    def _new_req(self, call: Call, index: int, request: GenerateReq, num_requests: int, stream: bool) -> ReqState:
-        parts = [request.label, call.request_id, str(index) if num_requests > 1 else None]
-        rid = "-".join(part for part in parts if part)
-        return ReqState(call, rid, request.label, index=index, prompt_len=len(request.input_ids), stream=stream)
-
-    def _register(self, call: Call, reqs: list[ReqState]) -> Generation:
+    def _register(self, call: Call, families: list[Family]) -> Generation:
         """Take the names of a call; APIError if a client's id is in flight already."""
-        rids_of: dict[str, list[str]] = {call.request_id: [req.rid for req in reqs]}
-        labels = [req.label for req in reqs if req.label is not None]
-        if call.label is not None and call.label not in labels:
-            labels.append(call.label)
-            rids_of[call.label] = rids_of[call.request_id]
-        if len(set(labels)) != len(labels) or not self._rids_of.keys().isdisjoint(labels):
-            message = "A request with this id is in flight already; ids must differ."
-            raise bad_request(message, "rid", "duplicate_request_id")
-        rids_of.update({req.label: [req.rid] for req in reqs if req.label is not None})
+        rids_of = names_of(call, families)
+        if not self._rids_of.keys().isdisjoint(rids_of):
+            raise duplicate_id()
+        reqs = [req for family in families for req in family.reqs]
         generation = Generation()
         generation.reqs = reqs
         generation.num_running = len(reqs)
@@ -275,24 +287,29 @@ class TokenizerManager(ServerStatus):
         self._reqs.update({req.rid: (req, generation) for req in reqs})
         return generation
 
-    def _submit(self, call: Call, req: ReqState, request: GenerateReq) -> None:
-        logger.debug("request %s: sent with %d prompt tokens", req.rid, req.prompt_len)
-        self._queue.on_sent(req.rid, req.prompt_len)
+    def _submit(self, call: Call, family: Family) -> None:
+        rid, request, reqs = family
+        logger.debug("request %s: sent with %d prompt tokens", rid, reqs[0].prompt_len)
+        for req in reqs:
+            self._queue.on_sent(req.rid, req.prompt_len if req.counts_prompt else 0)
         self._send(
             TokenizedGenerateReqInput(
-                rid=req.rid,
+                rid=rid,
                 frontend=MANAGER,
-                arrival=req.arrival,
+                arrival=call.arrival,
                 input_ids=pack_int32(request.input_ids),
-                sampling_params=self._complete(request.sampling_params, req.prompt_len),
+                sampling_params=self._complete(request.sampling_params, reqs[0].prompt_len),
                 eos_token_ids=self.encoder.tokenizer.eos_token_ids,
-                stream=req.stream,
+                stream=reqs[0].stream,
                 traceparent=call.traceparent,
                 priority=request.priority,
-                cache_salt=request.cache_salt,
+                cache_salt=call.caller.salted(request.cache_salt),
                 routing_key=request.routing_key or call.routing_key,
                 waiting_timeout=call.waiting_timeout,
                 timeout=call.timeout,
+                logprobs=request.logprobs,
+                grammar=request.grammar,
+                pooling=request.pooling,
             )
         )
 
@@ -301,7 +318,7 @@ class TokenizerManager(ServerStatus):
         room = self.context_len - prompt_len
         return msgspec.structs.replace(
             params,
-            max_new_tokens=min(room, params.max_new_tokens or room),
+            max_new_tokens=room if params.max_new_tokens is None else min(room, params.max_new_tokens),
             min_new_tokens=min(room, params.min_new_tokens),
             seed=self._random.randint(0, MAX_SEED) if params.seed is None else params.seed,
         )
@@ -316,4 +333,4 @@ class TokenizerManager(ServerStatus):
 
 def _call_id(name: str) -> str:
     """The id of a call, from that of its response."""
-    return name.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    return re.sub("^(chatcmpl-|cmpl-|msg_|resp_)", "", name)

@@ -1,11 +1,12 @@
 """The one decoder of all model families: what differs between them comes from ModelConfig and the weights.
 
-T tokens, R requests, S rows that sample, F hidden size, H query heads and G KV heads of this rank, D head dim, V
-vocabulary. The residual stream is one tensor, added to in place; every rank holds all of it. Between `_compute` and
-its end stand operators of the catalogue alone, so that a step can be recorded.
+T tokens, R requests, S rows that sample, N tokens whose hidden states are wanted, F hidden size, H query heads and G KV
+heads of this rank, D head dim, V vocabulary. The residual stream is one tensor, added to in place; every rank holds all
+of it. Between `_compute` and its end stand operators of the catalogue alone, so that a step can be recorded.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +28,16 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": silu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,
 }
+
+
+class ForwardOutput(NamedTuple):
+    """What a step gives; good until the next call. `logits_SV`: float32, on rank 0 alone.
+
+    `hidden_NF`: the states of `hidden_indices_N` after the final norm, on every rank; None where none are wanted.
+    """
+
+    logits_SV: torch.Tensor | None
+    hidden_NF: torch.Tensor | None
 
 
 class Decoder:
@@ -62,13 +73,22 @@ class Decoder:
         ]
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """Compute the step's tokens, write their keys and values; logits float32 [S, V] on rank 0, else None.
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """Compute the step's tokens, and write their keys and values."""
+        if batch.hidden_indices_N is None:
+            return ForwardOutput(self._joined(self._graphs.run(batch)), None)
+        x_TF, residual_TF = self._run_layers(batch)
+        hidden_NF = self._hidden(x_TF, residual_TF, batch.hidden_indices_N)
+        return ForwardOutput(self._joined(self._logits(x_TF, residual_TF, batch.logits_indices_S)), hidden_NF)
 
-        They are good until the next call.
-        """
+    @torch.inference_mode()
+    def logits(self, hidden_NF: torch.Tensor) -> torch.Tensor | None:
+        """Of hidden states, in this rank's part of a collective: float32 [N, V] on rank 0, good until the next call."""
+        return self._joined(self._gather_logits(hidden_NF))
+
+    def _joined(self, parts: list[torch.Tensor] | None) -> torch.Tensor | None:
+        """The logits of each rank's part of the vocabulary as one, capped; None stays None."""
         vocab_size = self.config.vocab_size
-        parts = self._graphs.run(batch)
         if parts is None:
             return None
         if not parts:
@@ -79,6 +99,10 @@ class Decoder:
 
     def _compute(self, batch: ForwardBatch) -> list[torch.Tensor] | None:
         """On rank 0 each rank's columns of the logits, float32 (none where no row samples); operators alone."""
+        return self._logits(*self._run_layers(batch), batch.logits_indices_S)
+
+    def _run_layers(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the last layer's MLP adds to the residual, and the residual."""
         x_TF = self._embed(batch.token_ids_T)
         rope = self._rope(batch.positions_T)
         local_rope = self._local_rope(batch.positions_T) if self._local_rope else rope
@@ -86,7 +110,7 @@ class Decoder:
         for layer, cache in zip(self._layers, self.kv_caches, strict=True):
             x_TF, residual_TF = layer(x_TF, residual_TF, batch, local_rope if layer.is_sliding else rope, cache)
         assert residual_TF is not None
-        return self._logits(x_TF, residual_TF, batch.logits_indices_S)
+        return x_TF, residual_TF
 
     def _embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         plan = self._weights.plan
@@ -101,6 +125,13 @@ class Decoder:
         if indices_S.numel() < x_TF.shape[0]:
             x_TF, residual_TF = select_rows(x_TF, indices_S), select_rows(residual_TF, indices_S)
         x_SF = add_rms_norm(x_TF, residual_TF, self._weights.norm_F, self.config.rms_norm_eps)
+        return self._gather_logits(x_SF)
+
+    def _hidden(self, x_TF: torch.Tensor, residual_TF: torch.Tensor, indices_N: torch.Tensor) -> torch.Tensor:
+        x_NF, residual_NF = select_rows(x_TF, indices_N), select_rows(residual_TF, indices_N)
+        return add_rms_norm(x_NF, residual_NF, self._weights.norm_F, self.config.rms_norm_eps)
+
+    def _gather_logits(self, x_SF: torch.Tensor) -> list[torch.Tensor] | None:
         return self._communicator.gather_to_first(self._weights.lm_head(x_SF, torch.float32))
 
 

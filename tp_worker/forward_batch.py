@@ -1,6 +1,7 @@
 """What the decoder computes in one step: built once, then only read.
 
-T tokens of the step, R requests (rows of the step), P pages of a page table, S rows that sample.
+T tokens of the step, R requests (rows of the step), P pages of a page table, S rows that sample, N tokens whose hidden
+states are wanted.
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class ForwardBatch:
     num_reqs: int  # R
     max_query_len: int
     max_kv_len: int
+    hidden_indices_N: torch.Tensor | None = None  # int64: the T indices whose hidden states are wanted; None: none
 
     @property
     def is_decode(self) -> bool:

@@ -1,15 +1,20 @@
 """From the start-up configuration to a worker that is ready: device, weights, KV pages, a first step."""
 
 from collections.abc import Callable
+from functools import partial
+
+import torch
 
 from ..common.config import ChildConfig, cache_dir
 from ..common.messages import KVGroup, WorkerReady
 from ..common.model_config import load_model_config
 from ..common.model_path import find_model
+from ..common.tokenizer import load_tokenizer
 from ..kernels import backend
 from .connect import make_communicator
 from .decoder import Decoder
 from .device import choose_device, choose_dtype, take_cores
+from .grammar import Grammars
 from .kv_memory import agree_on_kv_pages
 from .rows import Limits
 from .warm_up import warm_up_batches
@@ -55,7 +60,8 @@ def load_worker(config: ChildConfig, on_progress: Callable[[int, int], None]) ->
         num_pages=num_pages,
         page_size=args.page_size,
     )
-    worker = Worker(decoder, communicator, limits, device)
+    grammars = Grammars(limits.vocab_size, partial(load_tokenizer, path), torch.get_num_threads() // 2)
+    worker = Worker(decoder, communicator, limits, device, grammars if rank == 0 else None)
     for batch in warm_up_batches(limits, args.chunked_prefill_size):
         worker.run_step(batch)
     ready = WorkerReady(

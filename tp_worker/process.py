@@ -24,6 +24,8 @@ def run(config: ChildConfig) -> None:
         worker, ready = load_worker(config, _ProgressReport(to_scheduler, config.rank))
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection needs to look at it again
+        if worker.grammars is not None:
+            worker.grammars.wake = hub.open_waker()
         to_scheduler.send(ready)
         run_batches(hub, batches, to_scheduler, worker, config.rank)
     finally:
@@ -34,6 +36,8 @@ def run_batches(hub: Hub, batches: Receiver[ScheduleBatch], to_scheduler: Sender
     """The loop: every batch in order, its result on its way before the next is looked at."""
     while True:
         hub.wait()
+        for grammar in worker.take_ready_grammars():
+            to_scheduler.send(grammar)
         for batch in batches.drain():
             result = worker.run_step(batch)
             ack = StepAck(rank, batch.step, hub.num_dropped)

@@ -4,13 +4,17 @@ Arrays are indexed by row; a row that nobody has is `FREE` in `generations`. Pag
 """
 
 import logging
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..common.batch_messages import NewReq, PageColumns, ScheduleBatch
-from ..common.messages import Int32s
+from ..common.logprobs import InvalidLogprobs, LogprobReq, check_logprobs
+from ..common.messages import POOLINGS, Int32s
 from ..common.sampling_params import GREEDY_TEMPERATURE, InvalidParam, check_sampling_params
+from .logit_changes import LogitChanges
 
 FREE = -1
 NOT_STARTED = -1
@@ -44,10 +48,28 @@ class Limits:
         return -(-self.context_len // self.page_size) + 1
 
 
+class WantedLogprobs(NamedTuple):
+    """What a row's request wants; `prompt_len` tells its prompt from its outputs."""
+
+    request: LogprobReq
+    prompt_len: int
+
+
+@dataclass(slots=True)
+class PoolingSum:
+    """The sum of the hidden states that a row's vector is made of; `num_left` of them are not computed yet."""
+
+    is_mean: bool
+    prompt_len: int
+    num_left: int
+    sum_F: Float32Array = field(default_factory=lambda: np.zeros(1, np.float32))
+
+
 class Rows:
     """All rows of a rank."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, is_sampling: bool = True) -> None:
+        """`is_sampling`: of the rank that draws the tokens, which alone knows what changes their logits."""
         num = limits.max_rows
         self.limits = limits
         self.generations: Int32Array = np.full(num, FREE, np.int32)
@@ -60,9 +82,9 @@ class Rows:
         self.has_error: BoolArray = np.zeros(num, np.bool_)
         self.errors: dict[int, str] = {}  # row -> why all its steps fail until it is freed
         self.input_ids: dict[int, Int32Array] = {}
-        self.end_token_ids: Int32Array = np.zeros((num, 0), np.int32)  # as wide as any row has needed
-        self.num_end_token_ids: Int32Array = np.zeros(num, np.int32)
-        self.unmasked_lens: Int64Array = np.zeros(num, np.int64)  # row length from which end tokens are allowed
+        self.logprobs: dict[int, WantedLogprobs] = {}  # of the rows that want some
+        self.pooling: dict[int, PoolingSum] = {}  # of the rows that want a vector of their prompt
+        self.logit_changes = LogitChanges(num, limits.vocab_size) if is_sampling else None
         self.temperatures: Float32Array = np.zeros(num, np.float32)  # 0 is greedy
         self.top_ks: Int64Array = np.zeros(num, np.int64)
         self.top_ps: Float32Array = np.zeros(num, np.float32)
@@ -91,6 +113,10 @@ class Rows:
         self.has_error[row] = False
         self.errors.pop(row, None)
         self.input_ids.pop(row, None)
+        self.logprobs.pop(row, None)
+        self.pooling.pop(row, None)
+        if self.logit_changes is not None:
+            self.logit_changes.free(row)
 
     def _add(self, req: NewReq) -> None:
         row, params = req.row, req.sampling_params
@@ -107,21 +133,19 @@ class Rows:
             return
         logger.debug("request %s: row %d, %d tokens", req.rid, row, len(input_ids))
         self.input_ids[row] = input_ids
+        if req.logprobs is not None:
+            self.logprobs[row] = WantedLogprobs(req.logprobs.resolved(req.prompt_len), req.prompt_len)
+        if req.pooling is not None:
+            is_mean = req.pooling == "mean"
+            self.pooling[row] = PoolingSum(is_mean, req.prompt_len, req.prompt_len if is_mean else 1)
         self.last_tokens[row] = input_ids[-1]
-        self._set_end_tokens(row, [i for i in req.end_token_ids if 0 <= i < self.limits.vocab_size])
-        self.unmasked_lens[row] = req.prompt_len + params.min_new_tokens
+        if self.logit_changes is not None:
+            self.logit_changes.add(req, input_ids)
         self.temperatures[row] = 0.0 if params.is_greedy else max(params.temperature, GREEDY_TEMPERATURE)
         self.top_ks[row] = params.top_k
         self.top_ps[row] = params.top_p
         self.min_ps[row] = params.min_p
         self.seeds[row] = params.seed or 0
-
-    def _set_end_tokens(self, row: int, token_ids: list[int]) -> None:
-        missing = len(token_ids) - self.end_token_ids.shape[1]
-        if missing > 0:
-            self.end_token_ids = np.pad(self.end_token_ids, ((0, 0), (0, missing)))
-        self.end_token_ids[row, : len(token_ids)] = token_ids
-        self.num_end_token_ids[row] = len(token_ids)
 
     def _problem(self, req: NewReq, input_ids: Int32Array) -> str | None:
         """What is wrong with the request itself: its error, and nobody else's."""
@@ -133,9 +157,13 @@ class Rows:
         low, high = int(input_ids.min()), int(input_ids.max())
         if low < 0 or high >= limits.vocab_size:
             return f"token id {low if low < 0 else high} is not in the vocabulary of {limits.vocab_size}"
+        if req.pooling not in {None, *POOLINGS}:
+            return f"pooling must be one of {', '.join(POOLINGS)}"
         try:
             check_sampling_params(req.sampling_params, limits.vocab_size)
-        except InvalidParam as error:
+            if req.logprobs is not None:
+                check_logprobs(req.logprobs, req.prompt_len, limits.vocab_size)
+        except (InvalidParam, InvalidLogprobs) as error:
             return str(error)
         return None
 

@@ -4,6 +4,7 @@ Everything here is a function of the batch stream alone, so that all ranks refus
 collectives. N rows of the step, extend rows first; R of them pass the checks; S of those sample.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,8 +60,13 @@ def read_step(rows: Rows, batch: ScheduleBatch) -> Step:
     )
 
 
-def build_forward_batch(rows: Rows, step: Step, device: torch.device) -> ForwardBatch:
-    """The tensors of a step's good rows, of which there must be at least one."""
+def build_forward_batch(
+    rows: Rows, step: Step, device: torch.device, hidden_indices: Sequence[Int64Array] = ()
+) -> ForwardBatch:
+    """The tensors of a step's good rows, of which there must be at least one.
+
+    The hidden states of the tokens `hidden_indices` are wanted, one array after the other.
+    """
     query_lens_R = step.ends_R - step.starts_R
     query_starts = np.zeros(len(query_lens_R) + 1, np.int32)
     np.cumsum(query_lens_R, out=query_starts[1:])
@@ -85,6 +91,7 @@ def build_forward_batch(rows: Rows, step: Step, device: torch.device) -> Forward
         num_reqs=len(query_lens_R),
         max_query_len=int(query_lens_R.max()),
         max_kv_len=max_kv_len,
+        hidden_indices_N=upload(np.concatenate(hidden_indices)) if hidden_indices else None,
     )
 
 

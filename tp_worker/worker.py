@@ -1,16 +1,23 @@
 """One rank's side of a step: apply the batch, check it, run the decoder, sample, report. Knows no sockets."""
 
 import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from ..common.batch_messages import ROW_ERROR, BatchResult, ScheduleBatch
+from ..common.batch_messages import ROW_ERROR, ROW_GRAMMAR_ENDED, BatchResult, GrammarReady, ScheduleBatch
+from ..common.logprobs import TokenLogprobs
 from ..common.messages import pack_int32
 from .communicator import Communicator
+from .decoder import ForwardOutput
 from .forward_batch import ForwardBatch
-from .rows import FREE, Int64Array, Limits, Rows
+from .grammar import Grammars, Masks
+from .logprobs import keep_logits, prompt_logprobs, prompt_parts, sampled_logprobs
+from .pooling import pool, pooling_parts
+from .rows import FREE, Int32Array, Int64Array, Limits, Rows
 from .sampler import next_tokens
 from .step import Step, build_forward_batch, read_step
 
@@ -21,15 +28,37 @@ NO_TOKEN_MESSAGE = "the model's logits allow no token (NaN or all forbidden)"  #
 class Model(Protocol):
     """What a worker needs of the decoder."""
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """Logits float32 [S, V] on rank 0, None elsewhere; good until the next call, and the caller may change them."""
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """Compute a step; the caller may change the logits."""
+
+    def logits(self, hidden_NF: torch.Tensor) -> torch.Tensor | None:
+        """Logits float32 [N, V] of hidden states on rank 0, None elsewhere; good until the next call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step has made: the ids of the S rows that sample, and more of the rows that want it."""
+
+    token_ids_S: Int64Array
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    embeddings: dict[int, bytes] = field(default_factory=dict)
+    ended_rows: list[int] = field(default_factory=list)  # whose grammar allows nothing more
 
 
 class Worker:
-    """Rows, model and communicator of one rank. Any exception from here must end the process."""
+    """Rows, model, grammars (where it samples) and communicator of one rank. Any exception from here must end the process."""
 
-    def __init__(self, model: Model, communicator: Communicator, limits: Limits, device: torch.device) -> None:
-        self.rows = Rows(limits)
+    def __init__(
+        self,
+        model: Model,
+        communicator: Communicator,
+        limits: Limits,
+        device: torch.device,
+        grammars: Grammars | None = None,
+    ) -> None:
+        self.grammars = grammars
+        self.rows = Rows(limits, is_sampling=communicator.rank == 0)
         self._model = model
         self._communicator = communicator
         self._device = device
@@ -39,38 +68,70 @@ class Worker:
         """Run one step. The result on rank 0; None on the others, and where the batch has no rows to compute."""
         start = time.monotonic()
         self.rows.apply(batch)
+        if self.grammars is not None:
+            self.grammars.apply(batch)
         step = read_step(self.rows, batch)
-        token_ids_S = self._compute(step)
+        computed = self._compute(step)
         if self._communicator.rank or not len(step.rows_N):
             return None
-        return self._result(batch.step, step, token_ids_S, start)
+        return self._result(batch.step, step, computed, start)
 
-    def _compute(self, step: Step) -> Int64Array:
-        """Run the good rows; ids of the tokens that they sampled. Updates what is known of the rows."""
+    def take_ready_grammars(self) -> list[GrammarReady]:
+        """Grammars of earlier batches that can be used now, or never."""
+        return self.grammars.take_ready() if self.grammars is not None else []
+
+    def _compute(self, step: Step) -> Computed:
+        """Run the good rows, and update what is known of them."""
         rows, sampling = self.rows, step.sampling_rows_S
-        token_ids_S = np.empty(0, np.int64)
-        if len(step.rows_R):
-            logits_SV = self._model.forward(build_forward_batch(rows, step, self._device))
-            rows.kv_lens[step.rows_R] = step.ends_R
-            if len(sampling):
-                token_ids_S = next_tokens(rows, sampling, logits_SV, self._communicator, self._device)
+        if not len(step.rows_R):
+            return Computed(np.empty(0, np.int64))
+        parts, pooled = prompt_parts(rows, step), pooling_parts(rows, step)
+        wanted = [*(part.indices for part in parts), *(part.indices for part in pooled)]
+        masks = self.grammars.start_masks(sampling) if self.grammars is not None else None
+        output = self._model.forward(build_forward_batch(rows, step, self._device, wanted))
+        rows.kv_lens[step.rows_R] = step.ends_R
+        computed = self._sample(sampling, output.logits_SV, masks)
+        if output.hidden_NF is not None:
+            num = sum(len(part.indices) for part in parts)
+            if parts:
+                computed.prompt_logprobs.update(prompt_logprobs(parts, output.hidden_NF[:num], self._model.logits))
+            computed.embeddings.update(pool(rows, pooled, output.hidden_NF[num:]))
+        for row in sampling[computed.token_ids_S == FAILED_TOKEN].tolist():
+            rows.fail(row, self._why_no_token(row))
+            step.errors[row] = rows.errors[row]
+        return computed
+
+    def _why_no_token(self, row: int) -> str:
+        return (self.grammars.error(row) if self.grammars is not None else "") or NO_TOKEN_MESSAGE
+
+    def _sample(
+        self, sampling: Int32Array, logits_SV: torch.Tensor | None, filling: "Future[Masks] | None"
+    ) -> Computed:
+        """The next tokens of the rows that sample."""
+        rows = self.rows
+        if not len(sampling):
+            return Computed(np.empty(0, np.int64))
+        kept = keep_logits(rows, sampling.tolist(), logits_SV)
+        masks = filling.result() if filling is not None else None
+        token_ids_S = next_tokens(rows, sampling, logits_SV, masks, self._communicator, self._device)
         is_token_S = token_ids_S != FAILED_TOKEN
         rows.last_tokens[sampling] = token_ids_S
         rows.row_lens[sampling] += is_token_S
-        for row in sampling[~is_token_S].tolist():
-            rows.fail(row, NO_TOKEN_MESSAGE)
-            step.errors[row] = NO_TOKEN_MESSAGE
-        return token_ids_S
+        found = sampled_logprobs(kept, token_ids_S) if kept is not None else ()
+        ended = self.grammars.advance(sampling, token_ids_S) if self.grammars is not None else []
+        return Computed(token_ids_S, {int(sampling[index]): logprobs for index, logprobs in found}, ended_rows=ended)
 
-    def _result(self, number: int, step: Step, token_ids_S: Int64Array, start: float) -> BatchResult:
+    def _result(self, number: int, step: Step, computed: Computed, start: float) -> BatchResult:
+        token_ids_S = computed.token_ids_S
         num_rows = len(step.rows_N)
         num_tokens, flags = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
         num_tokens_R = step.is_sampling_R.astype(np.int32)
         num_tokens_R[step.is_sampling_R] = token_ids_S != FAILED_TOKEN
         num_tokens[step.is_good_N] = num_tokens_R
         generations, row_lens = self._known_columns(step)
-        if step.errors:
-            flags[[row in step.errors for row in step.rows_N.tolist()]] = ROW_ERROR
+        for which, flag in ((step.errors, ROW_ERROR), (computed.ended_rows, ROW_GRAMMAR_ENDED)):
+            if which:
+                flags[np.isin(step.rows_N, list(which))] |= flag
         return BatchResult(
             step=number,
             rows=step.rows_N.tobytes(),
@@ -81,6 +142,9 @@ class Worker:
             flags=flags.tobytes(),
             errors=dict(step.errors),
             step_seconds=time.monotonic() - start,
+            logprobs=computed.logprobs,
+            prompt_logprobs=computed.prompt_logprobs,
+            embeddings=computed.embeddings,
         )
 
     def _known_columns(self, step: Step) -> tuple[bytes, bytes]:

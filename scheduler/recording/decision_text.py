@@ -61,6 +61,8 @@ def _batch(batch: ScheduleBatch, rows: RowNames) -> Field:
         "prefill": [f"{rows[row]} computes [{start}, {end})" for row, start, end in extends],
         "decodes": [rows[row] for row in unpack_int32(batch.decode_rows)],
         "decode width": [str(batch.decode_width)],
+        "new grammars": [f"grammar {number}" for number in batch.new_grammars],
+        "freed grammars": [f"grammar {number}" for number in unpack_int32(batch.freed_grammars)],
         "new pages": [item for group in batch.new_pages for item in _new_pages(group, rows)],
     }
 

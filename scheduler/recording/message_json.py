@@ -38,6 +38,8 @@ def to_plain(value: Any) -> Any:
         return _column(unpack_int32(value))
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value] if value and isinstance(value[0], msgspec.Struct) else value
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -54,12 +56,26 @@ def from_plain(kind: Any, plain: Any, where: str = "") -> Any:
         if not isinstance(plain, list):
             raise PlainError(f"{where}: expected a list")
         return [from_plain(members[0], item, f"{where}[{index}]") for index, item in enumerate(plain)]
+    if origin is dict and isinstance(members[1], type) and issubclass(members[1], (bytes, msgspec.Struct)):
+        return _dict_from_plain(members, plain, where)
     try:
         if kind is float and plain in NOT_FINITE:
             return float(plain)
         return msgspec.convert(plain, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise PlainError(f"{where}: {error}") from None
+
+
+def _dict_from_plain(members: tuple[Any, ...], plain: Any, where: str) -> dict[Any, Any]:
+    if not isinstance(plain, dict):
+        raise PlainError(f"{where}: expected an object")
+    key_type, value_type = members
+    try:
+        keys = [msgspec.convert(key, key_type, strict=False) for key in plain]
+    except msgspec.ValidationError as error:
+        raise PlainError(f"{where}: {error}") from None
+    items = [from_plain(value_type, item, f"{where}.{key}") for key, item in plain.items()]
+    return dict(zip(keys, items, strict=True))
 
 
 @cache

@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
-from ...common.batch_messages import BatchResult, ScheduleBatch
+from ...common.batch_messages import BatchResult, GrammarReady, ScheduleBatch
 from ...common.links import ToScheduler
 from ...common.messages import ControlReqOutput
 from ...common.text_messages import BatchTokenIDOutput, TextEnded
@@ -31,7 +31,7 @@ from .message_json import PlainError, from_plain, to_plain
 
 FORMAT = 1
 EVENT_TYPES = {
-    "handle": ToScheduler | TextEnded,
+    "handle": ToScheduler | TextEnded | GrammarReady,
     "result": BatchResult,
     "plan": None,
     "snapshot": None,
@@ -41,7 +41,7 @@ EVENT_TYPES = {
 
 LINE_ERRORS = (msgspec.DecodeError, PlainError, InconsistentError, RecursionError)
 
-Told = ToScheduler | TextEnded | BatchResult
+Told = ToScheduler | TextEnded | GrammarReady | BatchResult
 Decided = ScheduleBatch | BatchTokenIDOutput | ControlReqOutput
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ... import __version__
-from ...common.batch_messages import BatchResult, ScheduleBatch
+from ...common.batch_messages import BatchResult, GrammarReady, ScheduleBatch
 from ...common.links import ControlReply, ToScheduler
 from ...common.messages import ControlReqOutput, ExplainReqInput, LoadSnapshot
 from ...common.text_messages import BatchTokenIDOutput, TextEnded
@@ -81,7 +81,7 @@ class RecordedScheduler(Scheduler):
         super().__init__(config)
         self.recorder = recorder
 
-    def handle(self, message: ToScheduler | TextEnded, now: float) -> None:
+    def handle(self, message: ToScheduler | TextEnded | GrammarReady, now: float) -> None:
         """As Scheduler's."""
         if isinstance(message, ExplainReqInput):
             super().handle(message, now)

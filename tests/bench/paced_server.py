@@ -11,12 +11,12 @@ from pathlib import Path
 
 from millstream.common.batch_messages import BatchResult, ScheduleBatch, StepAck
 from millstream.common.channel import Hub
-from millstream.common.command_line import parse_args
 from millstream.common.config import ChildConfig
 from millstream.common.links import rank_to_scheduler, scheduler_to_rank
 from millstream.common.messages import KVGroup, LoadProgress, WorkerReady, pack_int32, unpack_int32
+from millstream.common.settings import read_settings
 from millstream.tokenizer_manager.children import Entries
-from millstream.tokenizer_manager.serve_command import bind_port
+from millstream.tokenizer_manager.port import bind_port
 from millstream.tokenizer_manager.server import serve
 
 STEP_MS = "PACED_STEP_MS"
@@ -80,5 +80,11 @@ def run_worker(config: ChildConfig) -> None:
 
 
 if __name__ == "__main__":
-    args = parse_args(sys.argv[1:])
-    sys.exit(serve(args, bind_port(args), Entries(tp_worker="tests.bench.paced_server:run_worker")))
+    settings = read_settings(sys.argv[1:], {})
+    sys.exit(
+        serve(
+            settings,
+            bind_port(settings.args.host, settings.args.port),
+            Entries(tp_worker="tests.bench.paced_server:run_worker"),
+        )
+    )

@@ -119,7 +119,7 @@ def choices(decoder: Decoder, token_ids: Sequence[int]) -> Choices:
         chunk = token_ids[start : start + CHUNK_LEN]
         if len(chunk) < 2:
             break
-        logits_TV = decoder.forward(make_batch(chunk))
+        logits_TV = decoder.forward(make_batch(chunk)).logits_SV
         assert logits_TV is not None
         logits_TV = logits_TV[:-1]
         losses.append(torch.nn.functional.cross_entropy(logits_TV, torch.tensor(chunk[1:]), reduction="none"))

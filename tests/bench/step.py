@@ -24,10 +24,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.common.command_line import parse_args
 from millstream.common.model_config import load_model_config
 from millstream.common.model_path import find_model
 from millstream.common.model_struct import ModelConfig
+from millstream.common.settings import read_settings
 from tests.bench import floor
 from tests.bench.floor import ATTENTION, FORMATS, LINEAR, OTHER, SAMPLING, Rates
 from tests.bench.machine import describe_load, measure_rates
@@ -107,7 +107,7 @@ def main() -> int:
     contexts = {each: servers[each].context_len if each in servers else PROMPT_LEN + args.steps for each in args.batch}
     num_tokens = max(args.batch) * (max(contexts.values()) + 2 * args.steps)
     room = ["--max-running-requests", str(max(args.batch)), "--max-total-tokens", str(num_tokens)]
-    worker = load(parse_args(["smollm2", *args.serve_args, *room]))
+    worker = load(read_settings(["smollm2", *args.serve_args, *room], {}).args)
     load_now = describe_load()
     rates = measure_rates(config)
     print(json.dumps({"rates": dataclasses.asdict(rates), **load_now}), flush=True)

@@ -1,6 +1,8 @@
 """Channels: order, loss, foreign frames, back-pressure."""
 
 import struct
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,3 +140,21 @@ def test_integer_columns_round_trip_and_refuse_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="multiple"):
         unpack_int32(b"\x00\x00\x00")
     assert pack_int32([1]) == struct.pack("=i", 1)
+
+
+def test_another_thread_ends_a_wait_and_a_call_ahead_of_it_is_not_lost(hub: Hub) -> None:
+    wake = hub.open_waker()
+    wake()
+    wake()
+    start = time.monotonic()
+    hub.wait(20_000)
+    timer = threading.Timer(0.05, wake)
+    timer.start()
+    hub.wait(20_000)
+    assert 0.04 < time.monotonic() - start < 10
+    timer.join()
+    start = time.monotonic()
+    hub.wait(30)
+    assert time.monotonic() - start > 0.02  # what woke it once does not wake it again
+    hub.close()
+    wake()

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 import millstream
-from millstream.common.command_line import make_parser, parse_args
+from millstream.common.command_line import make_parser
 from millstream.common.config import ServerArgs, check_args
 from millstream.common.flags import ConfigError, flag_name, flags
+from millstream.common.settings import read_settings
+
+
+def parse_args(argv: list[str]) -> ServerArgs:
+    return read_settings(argv, {}).args
 
 
 def test_the_model_may_stand_alone_or_behind_its_flag() -> None:

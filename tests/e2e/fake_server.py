@@ -5,10 +5,10 @@
 
 import sys
 
-from millstream.common.command_line import parse_args
 from millstream.common.config import ChildConfig
+from millstream.common.settings import read_settings
 from millstream.tokenizer_manager.children import Entries
-from millstream.tokenizer_manager.serve_command import bind_port
+from millstream.tokenizer_manager.port import bind_port
 from millstream.tokenizer_manager.server import serve
 from tests.scheduler import fake_worker
 
@@ -27,6 +27,12 @@ def run_slow_worker(config: ChildConfig) -> None:
 
 if __name__ == "__main__":
     is_slow = sys.argv[1] == "slow"
-    args = parse_args(sys.argv[1 + is_slow :])
+    settings = read_settings(sys.argv[1 + is_slow :], {})
     worker = "run_slow_worker" if is_slow else "run_worker"
-    sys.exit(serve(args, bind_port(args), Entries(tp_worker=f"tests.e2e.fake_server:{worker}")))
+    sys.exit(
+        serve(
+            settings,
+            bind_port(settings.args.host, settings.args.port),
+            Entries(tp_worker=f"tests.e2e.fake_server:{worker}"),
+        )
+    )

@@ -27,9 +27,12 @@ from millstream.detokenizer.detokenizer import Detokenizer
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig
 from millstream.tokenizer_manager.call import Call
+from millstream.tokenizer_manager.chat_generation import ChatGeneration
+from millstream.tokenizer_manager.delta import PlainParser
+from millstream.tokenizer_manager.families import GenerateReq
 from millstream.tokenizer_manager.metrics import Metrics
-from millstream.tokenizer_manager.openai_format import ChatFormat, OpenAIResponse
-from millstream.tokenizer_manager.tokenizer_manager import GenerateReq, TokenizerManager
+from millstream.tokenizer_manager.openai_chat_format import ChatResponse
+from millstream.tokenizer_manager.tokenizer_manager import TokenizerManager
 from tests.detokenizer.reference_text import start_of
 from tests.text.sample_tokenizers import byte_level_backend, metaspace_backend, tokenizer_of
 from tests.tokenizer_manager.live_server import byte_tokenizer
@@ -94,7 +97,8 @@ def test_the_tokenizer_manager_and_its_stream() -> None:
 
     async def stream() -> None:
         with manager.generate(Call(0.0, "call"), [request], stream=True) as generation:
-            events = OpenAIResponse(ChatFormat(), "call", "m").events(generation, include_usage=True)
+            chat = ChatGeneration(generation, [PlainParser()], byte_tokenizer())
+            events = ChatResponse(chat, "call", "m").events(include_usage=True)
 
             def step(index: int) -> None:
                 text = f"text {index}, of a length that a copy for every token would show; ".rjust(200)

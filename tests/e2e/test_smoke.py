@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+import requests
 
 from tests.e2e.server_process import ServerProcess, serving
 
@@ -31,6 +32,13 @@ def test_an_openai_client_streams_a_chat_completion(server: ServerProcess) -> No
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] in {"stop", "length"}
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens > 4
+
+
+def test_the_page_is_served(server: ServerProcess) -> None:
+    page = requests.get(server.url + "/ui", timeout=10)
+    assert page.status_code == 200
+    assert "<title>millstream</title>" in page.text
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
 
 
 def test_sigterm_ends_it_cleanly() -> None:

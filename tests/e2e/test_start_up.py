@@ -1,5 +1,6 @@
 """From the command to the first answer."""
 
+import os
 import re
 import socket
 import subprocess
@@ -58,6 +59,13 @@ def test_the_plan_comes_before_the_model_and_names_everything(server: ServerProc
     assert not [name for name in PLAN if not re.search(rf"^\s*{name}\s{{2,}}\S", plan, re.MULTILINE)]
 
 
+def test_the_plan_and_server_info_say_where_values_come_from_in_words(server: ServerProcess) -> None:
+    assert re.search(r"^\s*set by flags  .*--log-level debug", server.log, re.MULTILINE)
+    info = requests.get(server.url + "/server_info", timeout=5).json()
+    assert (info["origins"]["log_level"], info["args"]["chunked_prefill_size"]) == ("flags", "auto")
+    assert "page_size" not in info["origins"]
+
+
 def test_it_says_how_long_it_took_and_the_curl_line_works(server: ServerProcess) -> None:
     found = re.search(r"ready in ([\d.]+) s: (http\S+)", server.log)
     assert found
@@ -111,9 +119,11 @@ def test_a_taken_port_is_one_line_within_a_second() -> None:
         try:
             assert server.process.wait(10) == 2
             assert time.monotonic() - start < 3 * 1.0
-            assert server.log.splitlines() == [
-                f"millstream: error: port {port} on 127.0.0.1 is taken; choose another with --port"
-            ]
+            assert re.fullmatch(
+                rf"millstream: error: port {port} on 127.0.0.1 is taken by process {os.getpid()} \([^)]+\); "
+                rf"--port \d+ is free\n",
+                server.log,
+            )
             server.check_nothing_left()
         finally:
             server.kill()

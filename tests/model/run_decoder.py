@@ -50,7 +50,7 @@ def run(decoder: Decoder, ids: Sequence[int], piece_len: int | None = None) -> t
 
 def forward(decoder: Decoder, batch: ForwardBatch) -> torch.Tensor | None:
     """Logits that outlive the next step."""
-    logits_SV = decoder.forward(batch)
+    logits_SV = decoder.forward(batch).logits_SV
     return None if logits_SV is None else logits_SV.clone()
 
 

@@ -31,7 +31,7 @@ def test_requests_in_one_batch_do_not_see_each_other(saved: tuple[str, Path]) ->
     decoder = load_decoder(folder)
     ids = prompt()
     decoder.forward(make_batch([(ids, 0, 20), (ids, 0, 1), (ids, 0, 30)]))
-    logits = decoder.forward(make_batch([(ids, 20, 41), (ids, 1, 2), (ids, 30, 31)], only_last=True))
+    logits = decoder.forward(make_batch([(ids, 20, 41), (ids, 1, 2), (ids, 30, 31)], only_last=True)).logits_SV
     assert logits is not None
     torch.testing.assert_close(logits, expected_logits(variant)[[40, 1, 30]], atol=TOLERANCE, rtol=0)
 
@@ -39,7 +39,7 @@ def test_requests_in_one_batch_do_not_see_each_other(saved: tuple[str, Path]) ->
 def test_a_step_that_samples_nothing_returns_no_logits(tmp_path: Path) -> None:
     decoder = load_decoder(save_model("llama", tmp_path))
     batch = dataclasses.replace(make_batch([(prompt(), 0, 5)]), logits_indices_S=torch.empty(0, dtype=torch.int64))
-    logits = decoder.forward(batch)
+    logits = decoder.forward(batch).logits_SV
     assert logits is not None
     assert logits.shape == (0, 97)
 

@@ -130,7 +130,18 @@ def test_modules_have_no_mocks_of_our_own_classes() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("module", ["tokenizer_manager.server", "scheduler.process", "detokenizer.process"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "tokenizer_manager.server",
+        "tokenizer_manager.engine",
+        "tokenizer_manager.chat_command",
+        "tokenizer_manager.top_command",
+        "tokenizer_manager.doctor_command",
+        "scheduler.process",
+        "detokenizer.process",
+    ],
+)
 def test_processes_without_a_model_never_load_torch(module: str) -> None:
     code = (
         f"import sys, millstream.{module}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"

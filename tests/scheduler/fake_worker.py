@@ -12,10 +12,20 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millstream.common.batch_messages import ROW_ERROR, BatchResult, NewReq, ScheduleBatch, StepAck
+from millstream.common.batch_messages import (
+    NO_GRAMMAR,
+    ROW_ERROR,
+    ROW_GRAMMAR_ENDED,
+    BatchResult,
+    GrammarReady,
+    NewReq,
+    ScheduleBatch,
+    StepAck,
+)
 from millstream.common.channel import Hub
 from millstream.common.config import ChildConfig
 from millstream.common.links import rank_to_scheduler, scheduler_to_rank
+from millstream.common.logprobs import TokenLogprobs
 from millstream.common.messages import KVGroup, LoadProgress, WorkerReady, pack_int32, unpack_int32
 
 NUM_PAGES = 512
@@ -24,6 +34,8 @@ CONTEXT_LEN = 2048
 MAX_RUNNING_REQUESTS = 64
 STEP_SECONDS = 0.002
 WEIGHT_BYTES = 1000
+GRAMMAR_LENGTH = 5
+BAD_GRAMMAR = "bad"
 
 
 def next_token(token_ids: "array[int]", vocab_size: int) -> int:
@@ -63,6 +75,12 @@ class Row:
     kv_len: int = 0
     error: str | None = None  # once failed, a row fails in every step until it is freed
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the grammar of GRAMMAR_LENGTH tokens is complete."""
+        num_outputs = len(self.token_ids) - self.new_req.prompt_len
+        return self.new_req.grammar != NO_GRAMMAR and num_outputs >= GRAMMAR_LENGTH
+
 
 class FakeWorker:
     """Applies batches in order, top to bottom; AssertionError for anything that a real worker could not do."""
@@ -87,6 +105,8 @@ class FakeWorker:
         self.generations: dict[int, int] = {}
         self.slots = array("i", [-1]) * (num_pages * page_size)
         self.next_step = 0
+        self.grammars: dict[int, str] = {}
+        self._ready: list[GrammarReady] = []
 
     def run_step(self, batch: ScheduleBatch) -> BatchResult | None:
         """Run one step; None where the batch has no rows to compute."""
@@ -95,6 +115,10 @@ class FakeWorker:
         for row in unpack_int32(batch.freed_rows):
             assert row in self.rows, f"row {row} is freed and was not in use"
             del self.rows[row]
+        for number in unpack_int32(batch.freed_grammars):
+            del self.grammars[number]
+        for number, grammar in batch.new_grammars.items():
+            self._compile(number, grammar)
         for new_req in batch.new_reqs:
             self._add_row(new_req)
         self._add_pages(batch)
@@ -105,7 +129,21 @@ class FakeWorker:
         assert len(set(computed)) == len(computed), "a row is computed twice in one step"
         outcomes = [self._extend(*extend) for extend in extends]
         outcomes += [self._decode(row, batch.decode_width) for row in decodes]
-        return self._result(batch.step, computed, outcomes) if computed else None
+        found = {row: self._prompt_logprobs(row, start, end) for row, start, end in extends}
+        prompt_logprobs = {row: logprobs for row, logprobs in found.items() if logprobs is not None}
+        return self._result(batch.step, computed, outcomes, prompt_logprobs) if computed else None
+
+    def take_ready_grammars(self) -> list[GrammarReady]:
+        """Grammars of earlier batches that can be used now, or never."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _compile(self, number: int, grammar: str) -> None:
+        """Any text is a grammar that ends after GRAMMAR_LENGTH tokens, but for BAD_GRAMMAR."""
+        assert number not in self.grammars, f"grammar {number} is announced twice"
+        if grammar != BAD_GRAMMAR:
+            self.grammars[number] = grammar
+        self._ready.append(GrammarReady(number, "it is bad" if grammar == BAD_GRAMMAR else None))
 
     def _add_row(self, new_req: NewReq) -> None:
         row = new_req.row
@@ -115,6 +153,7 @@ class FakeWorker:
         self.generations[row] = new_req.generation
         token_ids = array("i", unpack_int32(new_req.input_ids))
         assert 0 < new_req.prompt_len <= len(token_ids)
+        assert new_req.grammar in {NO_GRAMMAR, *self.grammars}, f"grammar {new_req.grammar} is not ready"
         self.rows[row] = Row(new_req, token_ids)
         if not all(0 <= token_id < self.vocab_size for token_id in token_ids):
             self.rows[row].error = "a token id is not in the vocabulary"
@@ -133,6 +172,7 @@ class FakeWorker:
             assert starts[new_req.row] % self.page_size == 0, "a cached prefix is whole pages"
             row.kv_len = starts[new_req.row]
             row.num_shared_pages = row.kv_len // self.page_size
+            assert new_req.pooling != "mean" or row.kv_len == 0, "a mean needs every state of the prompt"
 
     def _extend(self, index: int, start: int, end: int) -> tuple[list[int], str | None]:
         row = self.rows[index]
@@ -153,7 +193,7 @@ class FakeWorker:
         num_slots = len(row.page_ids) * self.page_size
         assert row.kv_len + width <= num_slots, f"row {index} has no room for {width} tokens"
         new_ids: list[int] = []
-        while len(new_ids) < num_tokens and len(row.token_ids) < self.context_len:
+        while len(new_ids) < num_tokens and len(row.token_ids) < self.context_len and not (new_ids and row.has_ended):
             self._write(row, row.kv_len, len(row.token_ids))
             sampled, error = self._sample(row)
             if error:
@@ -192,7 +232,26 @@ class FakeWorker:
             seen += self.slots[page_id * self.page_size : (page_id + 1) * self.page_size]
         return seen[: row.kv_len]
 
-    def _result(self, step: int, rows: list[int], outcomes: list[tuple[list[int], str | None]]) -> BatchResult:
+    def _prompt_logprobs(self, index: int, start: int, end: int) -> TokenLogprobs | None:
+        """Of the tokens behind the prompt positions of a chunk."""
+        new_req = self.rows[index].new_req
+        if new_req.logprobs is None or self.rows[index].error:
+            return None
+        first, last = max(start, new_req.logprobs.start_len), min(end, new_req.prompt_len - 1)
+        return self._logprobs_of(index, first + 1, last - first) if first < last else None
+
+    def _logprobs_of(self, index: int, start: int, num_tokens: int) -> TokenLogprobs:
+        token_ids = self.rows[index].token_ids
+        positions = range(start, start + num_tokens)
+        return TokenLogprobs(array("f", [logprob_of(token_ids[at], at) for at in positions]).tobytes())
+
+    def _result(
+        self,
+        step: int,
+        rows: list[int],
+        outcomes: list[tuple[list[int], str | None]],
+        prompt_logprobs: dict[int, TokenLogprobs],
+    ) -> BatchResult:
         return BatchResult(
             step=step,
             rows=pack_int32(rows),
@@ -200,10 +259,35 @@ class FakeWorker:
             num_tokens=pack_int32([len(token_ids) for token_ids, _ in outcomes]),
             token_ids=pack_int32([token_id for token_ids, _ in outcomes for token_id in token_ids]),
             row_lens=pack_int32([len(self.rows[row].token_ids) for row in rows]),
-            flags=pack_int32([ROW_ERROR if error else 0 for _, error in outcomes]),
+            flags=pack_int32([self._flag(row, *outcome) for row, outcome in zip(rows, outcomes, strict=True)]),
             errors={row: error for row, (_, error) in zip(rows, outcomes, strict=True) if error},
             step_seconds=STEP_SECONDS,
+            logprobs={
+                row: self._logprobs_of(row, len(self.rows[row].token_ids) - len(token_ids), len(token_ids))
+                for row, (token_ids, _) in zip(rows, outcomes, strict=True)
+                if token_ids and self.rows[row].new_req.logprobs
+            },
+            prompt_logprobs=prompt_logprobs,
+            embeddings={
+                row: embedding_of(unpack_int32(self.rows[row].new_req.input_ids))
+                for row, (token_ids, _) in zip(rows, outcomes, strict=True)
+                if token_ids and self.rows[row].new_req.pooling
+            },
         )
+
+    def _flag(self, row: int, token_ids: list[int], error: str | None) -> int:
+        ended = bool(token_ids) and self.rows[row].has_ended
+        return ROW_ERROR if error else ROW_GRAMMAR_ENDED if ended else 0
+
+
+def logprob_of(token_id: int, position: int) -> float:
+    """That of a token at its position, a number that float32 has exactly."""
+    return token_id + position / 1024
+
+
+def embedding_of(prompt: list[int]) -> bytes:
+    """The vector of a prompt."""
+    return array("f", [zlib.crc32(pack_int32(prompt)), len(prompt)]).tobytes()
 
 
 def run(config: ChildConfig) -> None:
@@ -228,6 +312,7 @@ def serve(
         page_size=args.page_size,
         vocab_size=vocab_size,
         max_running_requests=min(args.max_running_requests, 1024),
+        context_len=args.context_length or CONTEXT_LEN,
     )
     sender.send(LoadProgress(config.rank, WEIGHT_BYTES // 2, WEIGHT_BYTES))
     sender.send(LoadProgress(config.rank, WEIGHT_BYTES, WEIGHT_BYTES))
@@ -237,7 +322,7 @@ def serve(
             rank=config.rank,
             kv_groups=[group],
             vocab_size=worker.vocab_size,
-            context_len=args.context_length or CONTEXT_LEN,
+            context_len=worker.context_len,
             max_running_requests=worker.max_running_requests,
             weight_bytes=WEIGHT_BYTES,
         )
@@ -247,5 +332,5 @@ def serve(
         for batch in batches.drain():
             result = worker.run_step(batch)
             time.sleep(step_seconds)
-            answers = [result] if config.rank == 0 and result is not None else []
-            sender.send(*answers, StepAck(config.rank, batch.step))
+            answers = [*([result] if result is not None else []), *worker.take_ready_grammars()]
+            sender.send(*(answers if config.rank == 0 else []), StepAck(config.rank, batch.step))

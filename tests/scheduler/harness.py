@@ -1,5 +1,6 @@
 """Drives a Scheduler and a FakeWorker without processes, and keeps what a client would have got."""
 
+from array import array
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from millstream.common.links import ControlReply, ToScheduler
 from millstream.common.messages import AbortReq, TokenizedGenerateReqInput, pack_int32, unpack_int32
 from millstream.common.sampling_params import SamplingParams
 from millstream.common.text_messages import BatchTokenIDOutput, RequestEnd, StreamStart, TextEnded
+from millstream.scheduler.fan_out import children_of
 from millstream.scheduler.invariants import broken_invariants
 from millstream.scheduler.req import Req
 from millstream.scheduler.scheduler import Scheduler
@@ -28,6 +30,9 @@ class Client:
     text_ends: int = 0
     cached_tokens: int = 0
     generation: int = 0
+    embedding: bytes = b""
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[list[float]] = field(default_factory=list)
 
 
 class Harness:
@@ -67,6 +72,7 @@ class Harness:
         self.clients: dict[str, Client] = {}
         self.replies: list[ControlReply] = []
         self.now = 0.0
+        self.compiles = True  # False: grammars are ready when the test calls `compile`
         self._check_every = check_every
         self._num_events = 0
         self.seen: Counter[str] = Counter()  # rare situations, so that a test can tell that it met them
@@ -82,20 +88,24 @@ class Harness:
         min_new_tokens: int = 0,
         stop_token_ids: tuple[int, ...] = (),
         temperature: float = 1.0,
+        n: int = 1,
         cache_salt: str | None = None,
         arrival: float | None = None,
         priority: int | None = None,
         routing_key: str | None = None,
         waiting_timeout: float | None = None,
         timeout: float | None = None,
+        **others: Any,
     ) -> Client:
-        """Send a request."""
+        """Send a request; `others` are fields of the message."""
         params = SamplingParams(
             max_new_tokens=max_new_tokens,
             min_new_tokens=min_new_tokens,
             stop_token_ids=stop_token_ids,
             ignore_eos=ignore_eos,
             temperature=temperature,
+            seed=7,
+            n=n,
         )
         self.now += 1
         message = TokenizedGenerateReqInput(
@@ -110,15 +120,16 @@ class Harness:
             routing_key=routing_key,
             waiting_timeout=waiting_timeout,
             timeout=timeout,
+            **others,
         )
         return self.send(message)
 
     def send(self, message: TokenizedGenerateReqInput) -> Client:
-        """Send a request as it is."""
-        client = self.clients.setdefault(message.rid, Client())
+        """Send a request as it is; the client of its first answer."""
+        clients = [self.clients.setdefault(child.rid, Client()) for child in children_of(message)]
         self.scheduler.handle(message, self.now)
         self._collect()
-        return client
+        return clients[0]
 
     def abort(self, *rids: str) -> None:
         """The client went away."""
@@ -148,8 +159,9 @@ class Harness:
         if batch is not None:
             self.batches.append(batch)
             result = self.worker.run_step(batch)
-            assert result is not None, "the scheduler plans no empty step"
-            self.results.append(result)
+            assert result is not None or batch.new_grammars, "the scheduler plans no empty step"
+            if result is not None:
+                self.results.append(result)
         self._collect()
         return batch is not None
 
@@ -162,8 +174,16 @@ class Harness:
         """Plan as far ahead as may be, then answer one step."""
         while self.plan():
             pass
+        if self.compiles:
+            self.compile()
         if self.results:
             self.answer()
+
+    def compile(self) -> None:
+        """Rank 0 has compiled the grammars that it was told of."""
+        for message in self.worker.take_ready_grammars():
+            self.scheduler.handle(message, self.now)
+            self._collect()
 
     def req(self, rid: str) -> Req:
         """The scheduler's view of a request that has not ended."""
@@ -200,6 +220,12 @@ class Harness:
             assert not client.text_ends, "nothing comes after the text ended"
             client.output_ids += [token_ids.popleft() for _ in range(count)]
             client.cached_tokens, client.generation = cached, generation
+        for rid, logprobs in output.logprobs.items():
+            self.clients[rid].logprobs += array("f", logprobs.logprobs)
+        for rid, logprobs in output.prompt_logprobs.items():
+            self.clients[rid].prompt_logprobs.append(array("f", logprobs.logprobs).tolist())
+        for rid, embedding in output.embeddings.items():
+            self.clients[rid].embedding += embedding
         for end in output.ends:
             client = self.clients[end.rid]
             assert not client.text_ends

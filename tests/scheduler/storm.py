@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.common.finish_reason import FINISH_ABORT
+from millstream.common.logprobs import LogprobReq
 from millstream.common.messages import (
     ContinueGenerationReqInput,
     ControlReqOutput,
     ExplainReqInput,
     FlushCacheReqInput,
     PauseGenerationReqInput,
+    child_rid,
 )
 from millstream.scheduler.req import NO_ROW, Req, ReqStatus
 from tests.scheduler.harness import VOCAB_SIZE, Harness
@@ -21,11 +23,12 @@ NONSENSE: tuple[dict[str, Any], ...] = (
     {"prompt": [VOCAB_SIZE]},
     {"prompt": [-1, 2]},
     {"prompt": [1] * 1000},
-    {"prompt": [1], "max_new_tokens": 0},
+    {"prompt": [1], "max_new_tokens": -1},
     {"prompt": [1], "max_new_tokens": 1, "min_new_tokens": 2},
     {"prompt": [1], "timeout": -1.0},
     {"prompt": [1], "waiting_timeout": float("nan")},
     {"prompt": [1], "priority": 2**40},
+    *({"prompt": [1], "n": n} for n in (0, -1, 17, 2**40)),
 )
 
 
@@ -70,12 +73,14 @@ class Storm:
         rid = f"r{len(self.asked)}"
         self.log.append(f"{rid}: {ask}")
         status = self._expected_refusal(ask)
-        self.asked[rid] = ask
+        rids = [child_rid(rid, index, ask.n) for index in range(ask.n)]
+        self.asked |= dict.fromkeys(rids, ask)
         self._send(rid, ask)
         if status is not None:
-            self.refusals[rid] = status
-        is_refused = rid not in self.state.requests
-        assert is_refused == (status is not None), f"{rid} is refused: {is_refused}, and should be: {status}"
+            self.refusals |= dict.fromkeys(rids, status)
+        for rid in rids:
+            is_refused = rid not in self.state.requests
+            assert is_refused == (status is not None), f"{rid} is refused: {is_refused}, and should be: {status}"
 
     def _expected_refusal(self, ask: Ask) -> int | None:
         config, queue, prompt_len = self.harness.scheduler.config, self.state.waiting_queue, len(ask.prompt)
@@ -83,17 +88,17 @@ class Storm:
         if prompt_len >= config.context_len or prompt_len > num_slots:
             return 400
         queued = sum(req.num_waiting_tokens for req in queue)
-        is_full = len(queue) >= config.max_queued_requests
+        is_full = len(queue) and len(queue) + ask.n > config.max_queued_requests
         return 429 if is_full or (len(queue) and queued + prompt_len > config.queued_tokens_limit) else None
 
     def _send(self, rid: str, ask: Ask) -> None:
         self.harness.ask(
             rid,
             ask.prompt,
-            ask.max_new_tokens,
+            0 if ask.pooling else ask.max_new_tokens,
             eos=ask.eos,
             ignore_eos=ask.ignore_eos,
-            min_new_tokens=ask.min_new_tokens,
+            min_new_tokens=0 if ask.pooling else ask.min_new_tokens,
             stop_token_ids=ask.stop_token_ids,
             cache_salt=ask.cache_salt,
             arrival=max(0.0, self.harness.now + 1 - ask.ago),
@@ -101,6 +106,9 @@ class Storm:
             routing_key=ask.routing_key,
             waiting_timeout=ask.waiting_timeout,
             timeout=ask.timeout,
+            n=ask.n,
+            logprobs=None if ask.logprob_start is None else LogprobReq(ask.logprob_start),
+            pooling=ask.pooling,
         )
 
     def ask_again(self, rid: str) -> None:
@@ -134,6 +142,17 @@ class Storm:
             reason = clients[rid].ends[0].finish_reason
             assert isinstance(reason, FINISH_ABORT)
             assert reason.status_code == 499
+
+    def abort_family(self, rid: str) -> None:
+        """The client of a request for several answers went away: the request is named, and all its answers end."""
+        parent = rid.partition("-")[0]
+        self.log.append(f"abort {parent} and its answers")
+        family = [other for other in self.asked if other.partition("-")[0] == parent]
+        alive = [other for other in family if other in self.state.requests and other not in self.state.ending]
+        self.aborted.update(alive)
+        self.harness.abort(parent)
+        assert all(len(self.harness.clients[other].ends) == 1 for other in alive)
+        assert not any(other in self.state.requests and other not in self.state.ending for other in family)
 
     def end_text(self, rid: str, num_back: int) -> None:
         """The detokenizer found a stop string `num_back` tokens ago; its notice may be late, or come twice."""

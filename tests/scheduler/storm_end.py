@@ -6,7 +6,7 @@ from itertools import takewhile
 from millstream.common.finish_reason import FINISH_ABORT, FINISH_LENGTH, FINISH_MATCHED_TOKEN
 from millstream.scheduler.invariants import broken_invariants
 from millstream.scheduler.output import OUT_OF_MEMORY
-from tests.scheduler.fake_worker import reference_outputs
+from tests.scheduler.fake_worker import embedding_of, logprob_of, reference_outputs
 from tests.scheduler.harness import VOCAB_SIZE, Client
 from tests.scheduler.storm import Storm
 from tests.scheduler.storm_set_up import Ask
@@ -48,9 +48,23 @@ def _check_request(storm: Storm, rid: str) -> None:
     assert len(client.ends) <= 1, f"{rid} ended {len(client.ends)} times"
     assert outputs == expected[: len(outputs)], f"{rid} gave {outputs}, not {expected}"
     assert len(outputs) >= storm.text_ends.get(rid, 0)
+    _check_logprobs(storm.asked[rid], client)
     if client.ends:
         _check_reason(storm, rid, client, expected)
     _check_story(storm, rid)
+
+
+def _check_logprobs(ask: Ask, client: Client) -> None:
+    """Every output has its own; the prompt's are all there as soon as there is an output."""
+    if ask.logprob_start is None:
+        assert not client.logprobs
+        assert not client.prompt_logprobs
+        return
+    ids, prompt_len = ask.prompt + client.output_ids, len(ask.prompt)
+    assert client.logprobs == [logprob_of(ids[at], at) for at in range(prompt_len, len(ids))]
+    start = ask.logprob_start if ask.logprob_start >= 0 else prompt_len
+    expected = [logprob_of(ids[at], at) for at in range(start + 1, prompt_len)]
+    assert client.prompt_logprobs == ([expected] if expected and client.output_ids else [])
 
 
 def _check_reason(storm: Storm, rid: str, client: Client, expected: list[int]) -> None:
@@ -59,6 +73,12 @@ def _check_reason(storm: Storm, rid: str, client: Client, expected: list[int]) -
     assert end.num_tokens == len(client.output_ids)
     assert not client.output_ids or stats.num_retractions >= client.generation
     assert 0 <= stats.cached_tokens <= _longest_shared_prefix(storm, rid), f"{rid} has hits that nobody could cache"
+    assert ask.pooling != "mean" or stats.cached_tokens == 0, f"{rid} has no state of what was cached"
+    has_ended = not isinstance(reason, FINISH_ABORT)
+    assert client.embedding == (embedding_of(ask.prompt) if ask.pooling and has_ended else b"")
+    if ask.pooling and has_ended:
+        assert reason == FINISH_LENGTH(0)
+        return
     if not isinstance(reason, FINISH_ABORT):
         assert client.output_ids == expected, f"{rid} ended after {len(client.output_ids)} of {len(expected)} tokens"
         is_stop = expected[-1] in ask.ends
@@ -94,6 +114,8 @@ def _longest_shared_prefix(storm: Storm, rid: str) -> int:
 
 def _expected_outputs(storm: Storm, ask: Ask) -> list[int]:
     """What the request gives alone, with `max_new_tokens` clamped as the context and the pool ask."""
+    if ask.pooling:
+        return []
     config, prompt_len = storm.harness.scheduler.config, len(ask.prompt)
     num_slots = config.num_kv_tokens - config.max_steps_in_flight * (config.decode_width - 1)
     room = min(config.context_len - prompt_len, num_slots - prompt_len + 1)

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from millstream.common.config import AUTO_CHUNK, EVICTION_POLICIES, SCHEDULE_POLICIES
+from millstream.common.messages import POOLINGS
 from tests.scheduler.harness import VOCAB_SIZE
 
 EOS = (3, 4)
@@ -35,6 +36,9 @@ class Ask:
     waiting_timeout: float | None = None
     timeout: float | None = None
     ago: float = 0.0
+    logprob_start: int | None = None
+    n: int = 1
+    pooling: str | None = None  # then it has no outputs, whatever else it says
 
     @property
     def prompt(self) -> list[int]:
@@ -79,6 +83,7 @@ def draw_set_up(rng: Random) -> dict[str, Any]:
 
 def draw_ask(rng: Random, shared_lens: tuple[int, ...]) -> Ask:
     """A request whose outputs may be long for the pools."""
+    pooling = rng.choice([*[None] * 10, *POOLINGS])
     max_new_tokens = rng.choice([1, 6, 12, 25, 25, 40, 40, 40, 60, None if rng.random() < 0.3 else 30])
     return Ask(
         family=rng.randrange(3),
@@ -95,4 +100,7 @@ def draw_ask(rng: Random, shared_lens: tuple[int, ...]) -> Ask:
         waiting_timeout=rng.choice([*[None] * 12, 5.0]),
         timeout=rng.choice([*[None] * 12, 20.0]),
         ago=rng.choice([0.0, 0.0, 0.0, 2.5, -0.5]),
+        logprob_start=None if pooling else rng.choice([None, None, None, -1, 0, 1]),
+        n=1 if pooling else rng.choice([*[1] * 9, 2, 4]),
+        pooling=pooling,
     )

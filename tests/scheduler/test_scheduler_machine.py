@@ -64,6 +64,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort_several(self, chosen: list[int]) -> None:
         self.storm.abort([*map(self.rid, chosen), "unknown"])
 
+    @rule(index=indices)
+    def abort_family(self, index: int) -> None:
+        self.storm.abort_family(self.rid(index))
+
     @rule(max_steps=st.integers(1, 30))
     def abort_when_short(self, max_steps: int) -> None:
         self.storm.abort_when_short(max_steps)

@@ -23,6 +23,13 @@ def test_acknowledged_by_all_but_without_a_result_is_late_too() -> None:
         watchdog.check(11.0)
 
 
+def test_a_step_that_computes_nothing_needs_no_result() -> None:
+    watchdog = Watchdog(tp_size=1, timeout_seconds=10.0)
+    watchdog.on_sent(0, now=0.0, has_result=False)
+    watchdog.on_ack(0, 0, now=1.0)
+    watchdog.check(100.0)
+
+
 def test_a_rank_may_be_late_only_as_long_as_the_timeout_even_when_the_result_is_there() -> None:
     watchdog = Watchdog(tp_size=2, timeout_seconds=10.0)
     watchdog.on_sent(0, now=0.0)

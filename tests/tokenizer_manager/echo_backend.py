@@ -7,6 +7,7 @@ scheduler and a detokenizer would say of ends, aborts, caches and load, it says 
 import asyncio
 import codecs
 import re
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,9 @@ from millstream.common.finish_reason import (
     FinishReason,
 )
 from millstream.common.links import ControlReply, FromDetokenizer, FromScheduler, ToScheduler
+from millstream.common.logprobs import TokenLogprobs
 from millstream.common.messages import (
+    POOLINGS,
     AbortReq,
     ContinueGenerationReqInput,
     ControlReqOutput,
@@ -35,6 +38,7 @@ from millstream.common.messages import (
     PauseGenerationReqInput,
     SchedulerReady,
     TokenizedGenerateReqInput,
+    child_rid,
     pack_int32,
     unpack_int32,
 )
@@ -52,6 +56,7 @@ class EchoReq:
         self.unsent_text = ""
         self.text = ""
         self.num_sent = 0
+        self.has_answered = False
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
@@ -87,6 +92,10 @@ class EchoBackend:
         """Every request that came."""
         return [message for message in self.received if isinstance(message, TokenizedGenerateReqInput)]
 
+    def prompt_texts(self) -> list[str]:
+        """The prompt of every request that came."""
+        return [self._tokenizer.decode(unpack_int32(request.input_ids), False) for request in self.requests]
+
     @property
     def aborts(self) -> list[AbortReq]:
         """Every abort that came."""
@@ -110,7 +119,9 @@ class EchoBackend:
             return
         match message:
             case TokenizedGenerateReqInput():
-                self._running[message.rid] = EchoReq(message)
+                num = message.sampling_params.n
+                for rid in (child_rid(message.rid, index, num) for index in range(num)):
+                    self._running[rid] = EchoReq(msgspec.structs.replace(message, rid=rid))
                 self._step_later()
             case AbortReq():
                 for rid in message.rids:
@@ -169,7 +180,13 @@ class EchoBackend:
         if self.refuse_with is not None:
             self._end(rid, self.refuse_with)
             return
+        if req.request.pooling is not None:
+            self._end(rid, FINISH_LENGTH(0), embedding_of(req))
+            return
         reason: FinishReason | None = None
+        if req.request.sampling_params.max_new_tokens == 0:
+            self._end(rid, FINISH_LENGTH(0))
+            return
         for _ in range(self.tokens_per_step):
             reason = reason or self._next_token(req)
         if self.fail_after is not None and len(req.token_ids) >= self.fail_after:
@@ -183,7 +200,8 @@ class EchoBackend:
         params = req.request.sampling_params
         token_id = req.prompt[len(req.token_ids) % len(req.prompt)]
         req.token_ids.append(token_id)
-        if token_id in params.stop_token_ids:
+        is_eos = token_id in req.request.eos_token_ids and not params.ignore_eos
+        if token_id in params.stop_token_ids or is_eos:
             return FINISH_MATCHED_TOKEN(token_id)
         piece = req.utf8.decode(self._tokenizer.decode_bytes([token_id]))  # nothing, while a character is incomplete
         req.text += piece
@@ -203,11 +221,38 @@ class EchoBackend:
     def _output(self, req: EchoReq, end: StrEnd | None = None) -> StrOutput:
         text, new_ids = req.unsent_text, req.token_ids[req.num_sent :]
         req.unsent_text, req.num_sent = "", len(req.token_ids)
-        return StrOutput(req.request.rid, text, pack_int32(new_ids), end)
+        start, prompt_logprobs = len(req.prompt) + len(req.token_ids) - len(new_ids), None
+        if not req.has_answered:
+            req.has_answered = True
+            wanted = req.request.logprobs
+            first = wanted.resolved(len(req.prompt)).start_len + 1 if wanted else 0
+            prompt_logprobs = logprobs_of(req, first, req.prompt[first:])
+        logprobs = logprobs_of(req, start, new_ids)
+        return StrOutput(req.request.rid, text, pack_int32(new_ids), end, logprobs, prompt_logprobs)
 
-    def _end(self, rid: str, reason: FinishReason) -> None:
+    def _end(self, rid: str, reason: FinishReason, embedding: bytes = b"") -> None:
         req = self._running.pop(rid, None)
         if req is not None:
             self._ended.add(rid)
             stats = RequestStats(len(req.prompt), self.num_cached, 0)
-            self.receive(BatchStrOutput([self._output(req, StrEnd(reason, len(req.token_ids), stats))]))
+            output = self._output(req, StrEnd(reason, len(req.token_ids), stats))
+            self.receive(BatchStrOutput([msgspec.structs.replace(output, embedding=embedding)]))
+
+
+def logprobs_of(req: EchoReq, start: int, token_ids: list[int]) -> TokenLogprobs | None:
+    """Of tokens from position `start` on: -position; the likeliest are the tokens 65, 66 ... at 0, -1 ..."""
+    wanted = req.request.logprobs
+    if wanted is None or not token_ids:
+        return None
+    num, tops = len(token_ids), range(wanted.num_top)
+    return TokenLogprobs(
+        array("f", [-(start + i) for i in range(num)]).tobytes(),
+        pack_int32([65 + i for i in tops] * num),
+        array("f", [-float(i) for i in tops] * num).tobytes(),
+        array("f", [-float(token_id) for token_id in wanted.token_ids] * num).tobytes(),
+    )
+
+
+def embedding_of(req: EchoReq) -> bytes:
+    """A vector that tells which prompt and pooling it is of: its first token, its length, the number of the pooling."""
+    return array("f", [req.prompt[0], len(req.prompt), POOLINGS.index(req.request.pooling or "")]).tobytes()

@@ -19,6 +19,7 @@ from millstream.common.token_bytes import byte_alphabet
 from millstream.common.tokenizer import Tokenizer
 from millstream.common.tokenizer_parts import TokenizerParts
 from millstream.tokenizer_manager.app import build_app
+from millstream.tokenizer_manager.chat_prompt import ChatRenderer
 from millstream.tokenizer_manager.http_server import HTTPRunner
 from millstream.tokenizer_manager.metrics import Metrics
 from millstream.tokenizer_manager.template_pool import TemplateError
@@ -50,6 +51,7 @@ class LineRenderer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         continue_final_message: bool,
         chat_template_kwargs: Mapping[str, Any] | None,
@@ -85,14 +87,23 @@ class Answer:
 
 
 class LiveServer:
-    """Use as a context: the server lives in it. `options` are those of its TokenizerManager."""
+    """Use as a context: the server lives in it. `options` are those of its TokenizerManager, `http` of build_app."""
 
-    def __init__(self, *, ready: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        ready: bool = True,
+        renderer: ChatRenderer | None = None,
+        http: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         self.backend = EchoBackend(byte_tokenizer(), CONTEXT_LEN, VOCAB_SIZE)
         self.manager: TokenizerManager
         self.runner: HTTPRunner
         self._ready = ready
         self._options = options
+        self._http = http or {}
+        self._renderer = renderer or LineRenderer()
         self._loop: asyncio.AbstractEventLoop
         self._started = threading.Event()
         self._stop: asyncio.Event
@@ -198,7 +209,13 @@ class LiveServer:
             **self._options,
         )
         self.backend.receive = self.manager.on_message
-        app = build_app(self.manager, LineRenderer(), info={"port": self.port}, max_body_bytes=MAX_BODY_BYTES)
+        app = build_app(
+            self.manager,
+            self._renderer,
+            info={"args": {"port": self.port}},
+            max_body_bytes=MAX_BODY_BYTES,
+            **self._http,
+        )
         self.runner = HTTPRunner(app)
         await self.runner.setup()
         await web.SockSite(self.runner, self._listener).start()

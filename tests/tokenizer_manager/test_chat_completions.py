@@ -39,6 +39,7 @@ def test_a_stream_ends_with_usage_only_when_asked(server: LiveServer) -> None:
         "completion_tokens": 2,
         "total_tokens": 9,
         "prompt_tokens_details": {"cached_tokens": 5},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -44,6 +44,7 @@ def test_usage_of_a_batch_is_the_sum_over_its_prompts(server: LiveServer) -> Non
         "completion_tokens": 6,
         "total_tokens": 11,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

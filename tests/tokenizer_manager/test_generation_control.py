@@ -13,6 +13,7 @@ from millstream.common.messages import (
     PauseGenerationReqInput,
 )
 from millstream.tokenizer_manager import control_routes, scheduler_calls
+from millstream.tokenizer_manager.access import Caller
 from tests.tokenizer_manager.live_server import Connection, LiveServer
 
 CHAT = "/v1/chat/completions"
@@ -162,7 +163,7 @@ def test_however_often_a_request_is_aborted_it_ends_once(server: LiveServer) -> 
 
     def abort_all_ways() -> None:
         for name in ("mine", rid, "chatcmpl-" + rid.removeprefix("mine-")):
-            assert server.manager.abort(name) == 1
+            assert server.manager.abort(name, Caller()) == 1
         server.manager.abort_all()
 
     server.call(abort_all_ways)

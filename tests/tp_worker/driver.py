@@ -101,11 +101,12 @@ class Driver:
         generation: int = 1,
         prompt_len: int | None = None,
         end_token_ids: tuple[int, ...] = (),
+        **wanted: Any,
     ) -> None:
-        """A request gets a row with the next step."""
+        """A request gets a row with the next step; `wanted` are the other fields of NewReq."""
         known = len(input_ids) if prompt_len is None else prompt_len
         ids = pack_int32(input_ids)
-        self.new_reqs.append(NewReq(row, generation, f"rid-{row}", ids, known, params, end_token_ids))
+        self.new_reqs.append(NewReq(row, generation, f"rid-{row}", ids, known, params, end_token_ids, **wanted))
         self.pages[row] = []
 
     def free(self, row: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.common.batch_messages import BatchResult, NewReq, PageColumns, ScheduleBatch, StepAck
+from millstream.common.batch_messages import BatchResult, GrammarReady, NewReq, PageColumns, ScheduleBatch, StepAck
 from millstream.common.channel import Hub, Receiver, Sender
 from millstream.common.config import ChildConfig
 from millstream.common.links import FromRank, rank_to_scheduler, scheduler_to_rank
@@ -63,6 +63,11 @@ def decode(step: int, row: int) -> ScheduleBatch:
     return ScheduleBatch(step, b"", [], [], b"", b"", b"", pack_int32([row]))
 
 
+def announcement(step: int, grammars: dict[int, str]) -> ScheduleBatch:
+    """A step that only tells of grammars."""
+    return ScheduleBatch(step, b"", [], [], b"", b"", b"", b"", new_grammars=grammars)
+
+
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -92,11 +97,14 @@ def test_a_rank_loads_answers_in_order_rests_when_idle_and_ends_with_its_cause(
         results = [answer for answer in answers if isinstance(answer, BatchResult)]
         assert [unpack_int32(result.row_lens) for result in results] == [[6], [7]]
 
+        scheduler.to_rank.send(announcement(2, {5: "anything"}))
+        assert [type(answer) for answer in scheduler.receive(GrammarReady)] == [StepAck, GrammarReady]
+
         used = cpu_seconds(child.pid)
         time.sleep(1.0)
         assert cpu_seconds(child.pid) - used <= 0.06
 
-        scheduler.to_rank.send(ScheduleBatch(2, pack_int32([9]), [], [], b"", b"", b"", b""))
+        scheduler.to_rank.send(ScheduleBatch(3, pack_int32([9]), [], [], b"", b"", b"", b""))
         assert child.wait(DEADLINE_SECONDS) == 1
         cause = read_cause(tmp_path, "tp_worker.0")
         assert cause is not None

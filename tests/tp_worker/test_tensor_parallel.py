@@ -13,6 +13,8 @@ from tests.tp_worker.driver import GREEDY, Driver, load_tiny_worker, read, tiny_
 from tests.tp_worker.ranks import run_ranks
 
 SEEDED = SamplingParams(temperature=0.8, top_k=50, seed=99)
+CHANGED = SamplingParams(seed=5, repetition_penalty=1.2, presence_penalty=0.5, logit_bias={8: 4.0}, bad_words=((8, 8),))
+PARAMS = (GREEDY, SEEDED, CHANGED)
 PROMPTS = {0: list(range(20, 57)), 1: [7, 8, 9], 2: [299] * 9}
 
 
@@ -20,7 +22,7 @@ def scenario(worker: Worker) -> list[Any]:
     """What a rank sees of prefills in chunks, decodes, and a row that fails half-way."""
     driver, seen = Driver(worker), []
     for row, ids in PROMPTS.items():
-        driver.add(row, ids, SEEDED if row else GREEDY)
+        driver.add(row, ids, PARAMS[row])
     steps: list[tuple[dict[int, range], list[int]]] = [
         ({0: range(20), 1: range(3)}, []),
         ({0: range(20, 37), 2: range(9)}, [1]),

@@ -15,6 +15,14 @@ from millstream.tp_worker.worker import Worker
 from tests.tp_worker.driver import GREEDY, Driver, load_tiny_worker, read, tiny_args
 
 SEEDED = SamplingParams(temperature=1.3, top_p=0.95, min_p=0.01, seed=1234)
+CHANGED = msgspec.structs.replace(
+    SEEDED,
+    repetition_penalty=1.3,
+    frequency_penalty=0.4,
+    presence_penalty=-0.2,
+    logit_bias={17: 3.0, 23: -100.0},
+    bad_words=((17, 17), (40,)),
+)
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -33,7 +41,7 @@ def alone(worker: Worker, input_ids: list[int], params: SamplingParams, num_toke
     return tokens
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED, CHANGED])
 def test_a_prompt_in_chunks_gives_the_tokens_of_the_whole_prompt(worker: Worker, params: SamplingParams) -> None:
     ids = prompt(1, 61)
     expected = alone(worker, ids, params, 12)
@@ -50,11 +58,12 @@ def test_a_prompt_in_chunks_gives_the_tokens_of_the_whole_prompt(worker: Worker,
 
 
 def test_a_seeded_request_gives_the_same_tokens_alone_and_among_31_others(worker: Worker) -> None:
-    expected = alone(worker, prompt(1, 20), SEEDED, 16)
+    expected = alone(worker, prompt(1, 20), CHANGED, 16)
     driver = Driver(worker)
     for row in range(32):
         is_ours = row == 17
-        params = SEEDED if is_ours else msgspec.structs.replace(SEEDED, seed=row, temperature=row / 10, top_k=row)
+        others = (SEEDED, CHANGED)[row % 2]
+        params = CHANGED if is_ours else msgspec.structs.replace(others, seed=row, temperature=row / 10, top_k=row)
         driver.add(row, prompt(1 if is_ours else row, 20 if is_ours else row + 1), params)
     lengths = {row: 20 if row == 17 else row + 1 for row in range(32)}
     assert driver.generate(lengths, 16)[17] == expected
@@ -71,7 +80,7 @@ def test_every_sampling_parameter_reaches_the_sampler(worker: Worker, limit: dic
 
 def test_any_mixture_of_chunks_and_decodes_gives_each_request_its_own_tokens(worker: Worker) -> None:
     draw, driver = random.Random(5), Driver(worker)
-    requests = {row: (prompt(row, draw.randint(1, 70)), (GREEDY, SEEDED)[row % 2]) for row in range(8)}
+    requests = {row: (prompt(row, draw.randint(1, 70)), (GREEDY, SEEDED, CHANGED)[row % 3]) for row in range(8)}
     expected = {row: alone(worker, ids, params, 10) for row, (ids, params) in requests.items()}
     computed, outputs = dict.fromkeys(requests, 0), {row: list[int]() for row in requests}
     for row, (ids, params) in requests.items():
@@ -90,14 +99,15 @@ def test_any_mixture_of_chunks_and_decodes_gives_each_request_its_own_tokens(wor
     assert outputs == expected
 
 
-def test_a_retracted_request_goes_on_as_if_nothing_had_happened(worker: Worker) -> None:
+@pytest.mark.parametrize("params", [SEEDED, CHANGED])
+def test_a_retracted_request_goes_on_as_if_nothing_had_happened(worker: Worker, params: SamplingParams) -> None:
     ids = prompt(9, 30)
-    expected = alone(worker, ids, SEEDED, 15)
+    expected = alone(worker, ids, params, 15)
     driver = Driver(worker)
-    driver.add(0, ids, SEEDED)
+    driver.add(0, ids, params)
     outputs = driver.generate({0: 30}, 6)[0]
     driver.free(0)
-    driver.add(0, ids + outputs, SEEDED, generation=2, prompt_len=30)
+    driver.add(0, ids + outputs, params, generation=2, prompt_len=30)
     outputs += driver.generate({0: 36}, 9)[0]
     assert outputs == expected
 

@@ -1,0 +1,65 @@
+"""Settings from a TOML file: keys are the flags' names without their dashes in front."""
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from .config import ServerArgs
+from .flags import ConfigError, Flag, field_of_flag, flags
+
+MAX_BYTES = 1 << 20
+
+
+def read_config_file(file: str) -> dict[str, Any]:
+    """Field -> value; ConfigError naming the file, and the key that is unknown or has a wrong value."""
+    declared, names = flags(ServerArgs), field_of_flag(ServerArgs)
+    values: dict[str, Any] = {}
+    for key, value in _read(file).items():
+        name = names.get("--" + key.replace("_", "-"))
+        if name is None or name == "config":
+            raise ConfigError(f"{file}: unknown key {key}{_hint(key, names)}")
+        if name in values:
+            raise ConfigError(f"{file}: {key} is given twice, under two names")
+        kind, _, declaration = declared[name]
+        values[name] = _value(f"{file}: {key}", kind, declaration, value)
+    return values
+
+
+def _read(file: str) -> dict[str, Any]:
+    try:
+        with Path(file).open("rb") as opened:
+            text = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"--config {file}: {error.strerror}") from error
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"--config {file}: more than {MAX_BYTES} bytes")
+    try:
+        return tomllib.loads(text.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"--config {file}: not TOML: {error}") from error
+
+
+def _hint(key: str, names: dict[str, str]) -> str:
+    near = difflib.get_close_matches("--" + key.replace("_", "-"), names, n=1)
+    return f"; did you mean {near[0].removeprefix('--')}?" if near else ""
+
+
+def _value(at: str, kind: type, declared: Flag, value: Any) -> Any:
+    """The value as the field has it: TOML's own type, or the word that stands for a number."""
+    if isinstance(value, str) and value in declared.words:
+        return declared.words[value]
+    if kind is tuple:
+        items = [value] if isinstance(value, str) else value
+        if isinstance(items, list) and all(isinstance(item, str) for item in items):
+            return tuple(items)
+        raise ConfigError(f"{at} must be a list of strings")
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind or (declared.words and value in declared.words.values()):
+        words = f" or {' or '.join(map(repr, declared.words))}" if declared.words else ""
+        raise ConfigError(f"{at} must be {NAMES[kind]}{words}, not {value!r}")
+    return value
+
+
+NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}

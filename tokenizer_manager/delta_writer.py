@@ -1,0 +1,79 @@
+"""Where a parser puts what it has read: deltas, as few as hold it."""
+
+import secrets
+from collections.abc import Callable
+
+from .delta import Delta, ToolCallDelta
+
+MAX_CALLS = 128  # in one answer
+
+
+def new_call_id() -> str:
+    """An id of a tool call, as OpenAI's look."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def new_short_id() -> str:
+    """An id of a tool call that Mistral's templates take: nine characters."""
+    return secrets.token_hex(5)[:9]
+
+
+class DeltaWriter:
+    """Collects deltas until they are taken; calls beyond `max_calls` are dropped."""
+
+    def __init__(self, new_id: Callable[[], str] = new_call_id, max_calls: int = MAX_CALLS) -> None:
+        self.num_calls = 0
+        self._max_calls = max_calls
+        self._new_id = new_id
+        self._deltas: list[Delta] = []
+
+    def content(self, text: str) -> None:
+        """Some content."""
+        if text:
+            self._deltas.append(Delta(content=text))
+
+    def reasoning(self, text: str) -> None:
+        """Some reasoning."""
+        if text:
+            self._deltas.append(Delta(reasoning=text))
+
+    def begin_call(self, name: str) -> None:
+        """A tool call begins."""
+        if self.num_calls < self._max_calls:
+            self._deltas.append(Delta(tool_calls=(ToolCallDelta(self.num_calls, self._new_id(), name),)))
+        self.num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Some of the arguments of the last call."""
+        if text and self.num_calls <= self._max_calls:
+            self._deltas.append(Delta(tool_calls=(ToolCallDelta(self.num_calls - 1, arguments=text),)))
+
+    def take(self) -> list[Delta]:
+        """What was written since the last call, pieces of one kind joined."""
+        deltas, self._deltas = self._deltas, []
+        if len(deltas) < 2:
+            return deltas
+        joined: list[list[Delta]] = []
+        for delta in deltas:
+            if joined and _continues(joined[-1][0], delta):
+                joined[-1].append(delta)
+            else:
+                joined.append([delta])
+        return [_join(run) for run in joined]
+
+
+def _continues(first: Delta, delta: Delta) -> bool:
+    if delta.tool_calls:
+        return bool(first.tool_calls) and first.tool_calls[0].index == delta.tool_calls[0].index
+    return not first.tool_calls and bool(first.content) == bool(delta.content)
+
+
+def _join(run: list[Delta]) -> Delta:
+    if len(run) == 1:
+        return run[0]
+    content, reasoning = ("".join([getattr(delta, name) for delta in run]) for name in ("content", "reasoning"))
+    if not run[0].tool_calls:
+        return Delta(content=content, reasoning=reasoning)
+    first = run[0].tool_calls[0]
+    arguments = "".join([delta.tool_calls[0].arguments for delta in run])
+    return Delta(tool_calls=(ToolCallDelta(first.index, first.id, first.name, arguments),))
