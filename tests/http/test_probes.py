@@ -165,7 +165,7 @@ def test_a_hostile_template_fails_its_chat_alone_in_time_and_memory(server: Serv
     """P8: a stream beside it goes on, and the main process does not grow."""
     main = psutil.Process(server.process.pid)
     before = main.memory_info().rss
-    body = {"prompt": "Hello", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
     with server.post("/v1/completions", body, stream=True) as stream:
         lines = stream.iter_lines()
         next(lines)
