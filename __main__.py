@@ -9,11 +9,14 @@ from . import __version__
 
 COMMANDS = {
     "serve": ("millstream.tokenizer_manager.serve_command:main", "serve a model over HTTP"),
-    "chat": ("millstream.tokenizer_manager.chat_command:main", "talk to a model in the terminal"),
-    "top": ("millstream.tokenizer_manager.top_command:main", "watch the requests and figures of a running server"),
-    "doctor": ("millstream.tokenizer_manager.doctor_command:main", "check this machine, and say what to mend"),
+    "chat": ("millstream.tokenizer_manager.commands.chat_command:main", "talk to a model in the terminal"),
+    "top": (
+        "millstream.tokenizer_manager.commands.top_command:main",
+        "watch the requests and figures of a running server",
+    ),
+    "doctor": ("millstream.tokenizer_manager.commands.doctor_command:main", "check this machine, and say what to mend"),
     "explain": (
-        "millstream.tokenizer_manager.explain_command:main",
+        "millstream.tokenizer_manager.commands.explain_command:main",
         "show what became of a request, and why it waited",
     ),
     "replay": (
@@ -25,7 +28,7 @@ COMMANDS = {
         "try policies on a load in virtual time",
     ),
     "kernels": ("millstream.tp_worker.kernels_command:main", "show which version of each operator runs here"),
-    "bench": ("millstream.tokenizer_manager.bench_command:main", "measure a running OpenAI-compatible server"),
+    "bench": ("millstream.tokenizer_manager.commands.bench_command:main", "measure a running OpenAI-compatible server"),
 }
 
 

@@ -7,28 +7,28 @@ from typing import Any
 from aiohttp import web
 
 from .access import Access, Caller, Level
-from .anthropic_format import anthropic_error
-from .anthropic_routes import AnthropicRoutes
+from .api.anthropic_format import anthropic_error
+from .api.anthropic_routes import AnthropicRoutes
+from .api.control_routes import ControlRoutes
+from .api.embedding_route import EmbeddingRoute
+from .api.explain_routes import ExplainRoutes
+from .api.generate_routes import GenerateRoutes
+from .api.openai_routes import OpenAIRoutes
+from .api.openapi import openapi_handler
+from .api.responses_routes import ResponsesRoutes
+from .api.text_routes import TextRoutes
+from .api.ui_route import UIRoute
 from .api_error import CLIENT_CLOSED, APIError, http_error, internal_error, too_deep
 from .call import Call, call_of, id_headers, is_anthropic, new_call, read_headers
-from .chat_family import ChatFamily
-from .chat_prompt import ChatRenderer
-from .chat_service import ChatService
-from .control_routes import ControlRoutes
+from .chat.chat_family import ChatFamily
+from .chat.chat_prompt import ChatRenderer
+from .chat.chat_service import ChatService
 from .cors import add_cors, preflight
-from .embedding_route import EmbeddingRoute
-from .explain_routes import ExplainRoutes
-from .generate_routes import GenerateRoutes
 from .json_body import STRICT_PARAMS
 from .metrics import Metrics
-from .openai_routes import OpenAIRoutes
-from .openapi import openapi_handler
-from .responses_routes import ResponsesRoutes
 from .routes import Handler, Route, all_routes, index_handler
 from .sse import KEEP_ALIVE_SECONDS
-from .text_routes import TextRoutes
 from .tokenizer_manager import TokenizerManager
-from .ui_route import UIRoute
 
 UNKNOWN_ROUTE = "unknown"
 

@@ -9,8 +9,8 @@ from ..common.tokenizer import load_tokenizer
 from .children import Entries
 from .launcher import Launcher
 from .metrics import Metrics
+from .sandbox.template_pool import TemplateRenderer
 from .served_model import ServedModel
-from .template_pool import TemplateRenderer
 from .tokenizer_manager import TokenizerManager
 
 

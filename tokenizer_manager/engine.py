@@ -17,10 +17,10 @@ import msgspec
 
 from ..common.config import ServerArgs, check_args
 from ..common.flags import ConfigError
+from .api.embedding_service import EmbeddingRequest
+from .api.generate_protocol import GenerateBody
 from .children import Entries
-from .embedding_service import EmbeddingRequest
 from .engine_thread import EngineEnded, EngineStream, EngineThread
-from .generate_protocol import GenerateBody
 from .json_body import decode
 from .served_model import find_served_model
 

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import msgspec
 import uvloop
 
+from .api.embedding_service import EmbeddingRequest, EmbeddingService
+from .api.generate_protocol import GenerateBody
+from .api.generate_service import GenerateService
 from .boot import Boot, first
 from .call import Call
 from .children import Entries
-from .embedding_service import EmbeddingRequest, EmbeddingService
-from .generate_protocol import GenerateBody
-from .generate_service import GenerateService
 from .launcher import ServerFailed
 from .served_model import ServedModel
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..common.tokenizer import Tokenizer, TokenizerError
 from .api_error import bad_request, context_exceeded
-from .literal_text import MARK, LiteralText, unmarked_pieces
+from .chat.literal_text import MARK, LiteralText, unmarked_pieces
 
 INLINE_CHARS = 1000  # encoded in well under a millisecond
 TYPICAL_LONG_TOKEN = 16  # characters; texts with more for each token of the context are looked at twice

@@ -6,22 +6,22 @@ import msgspec
 from aiohttp import web
 
 from .access import Level
-from .anthropic_protocol import MessagesRequest, PromptBody
-from .anthropic_routes import AnthropicRoutes
-from .chat_protocol import ChatCompletionRequest
-from .control_routes import ControlRoutes
-from .embedding_route import EmbeddingRoute
-from .embedding_service import EmbeddingRequest
-from .explain_routes import ExplainRoutes
-from .generate_protocol import AbortBody, GenerateBody, PauseBody
-from .generate_routes import GenerateRoutes
-from .openai_protocol import CompletionRequest
-from .openai_routes import OpenAIRoutes
-from .responses_protocol import ResponsesRequest
-from .responses_routes import ResponsesRoutes
-from .score_service import ScoreRequest
-from .text_routes import DetokenizeBody, TextRoutes, TokenizeBody
-from .ui_route import UIRoute
+from .api.anthropic_protocol import MessagesRequest, PromptBody
+from .api.anthropic_routes import AnthropicRoutes
+from .api.chat_protocol import ChatCompletionRequest
+from .api.control_routes import ControlRoutes
+from .api.embedding_route import EmbeddingRoute
+from .api.embedding_service import EmbeddingRequest
+from .api.explain_routes import ExplainRoutes
+from .api.generate_protocol import AbortBody, GenerateBody, PauseBody
+from .api.generate_routes import GenerateRoutes
+from .api.openai_protocol import CompletionRequest
+from .api.openai_routes import OpenAIRoutes
+from .api.responses_protocol import ResponsesRequest
+from .api.responses_routes import ResponsesRoutes
+from .api.score_service import ScoreRequest
+from .api.text_routes import DetokenizeBody, TextRoutes, TokenizeBody
+from .api.ui_route import UIRoute
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -19,7 +19,7 @@ from ..common.tensor_parallel import check_tp_size, shard_plan
 from ..common.tokenizer import load_chat_templates
 from ..common.tokenizer_parts import DEFAULT_TEMPLATE
 from ..common.weight_plan import WeightPlan, plan_weights, resolve_quantization, weight_lines
-from .chat_family import ChatFamily, find_chat_family
+from .chat.chat_family import ChatFamily, find_chat_family
 from .sampling_defaults import describe_sampling_defaults, find_sampling_defaults
 
 logger = logging.getLogger(__name__)

@@ -32,18 +32,18 @@ from ..common.sampling_params import MAX_SEED, SamplingParams
 from ..common.text_messages import BatchStrOutput, StrOutput
 from .access import Caller
 from .accounting import count_end, observe_output
+from .api.logprob_fields import Wanted, check_wanted
+from .api.sampling_fields import SamplingBase
 from .api_error import APIError, unsupported
 from .call import Call
 from .families import Family, GenerateReq, duplicate_id, names_of, new_families
-from .grammar_checker import GrammarChecker
-from .grammar_messages import Grammar
-from .logprob_fields import Wanted, check_wanted
+from .grammar.grammar_checker import GrammarChecker
+from .grammar.grammar_messages import Grammar
 from .metrics import Metrics
 from .queue_bounds import QueueBounds
 from .req_state import Generation, ReqState
 from .request_history import ReqRecord, RequestHistory, record_of
 from .sampling_defaults import OPENAI
-from .sampling_fields import SamplingBase
 from .scheduler_calls import SchedulerCalls
 from .server_status import ServerStatus, Status
 

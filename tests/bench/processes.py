@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.tokenizer_manager.bench_client import Load, run_load
+from millstream.tokenizer_manager.commands.bench_client import Load, run_load
 from tests.bench.paced_server import STEP_MS
 from tests.e2e.server_process import ServerProcess, serving
 

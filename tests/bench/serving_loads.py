@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from millstream.tokenizer_manager.bench_client import Load, Sample, open_session, run_load, send
-from millstream.tokenizer_manager.bench_command import make_report
+from millstream.tokenizer_manager.commands.bench_client import Load, Sample, open_session, run_load, send
+from millstream.tokenizer_manager.commands.bench_command import make_report
 from tests.bench.serving_prompts import PromptMaker
 from tests.bench.serving_servers import RunningServer, Slots
 

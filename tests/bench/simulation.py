@@ -34,8 +34,8 @@ from millstream.scheduler.simulation.recorded_steps import read_steps
 from millstream.scheduler.simulation.simulation import Simulation
 from millstream.scheduler.simulation.token_stream import Segment
 from millstream.scheduler.simulation.workload import SimulatedRequest, Trace
-from millstream.tokenizer_manager.bench_client import Load, Sample, run_load
-from millstream.tokenizer_manager.bench_command import make_report
+from millstream.tokenizer_manager.commands.bench_client import Load, Sample, run_load
+from millstream.tokenizer_manager.commands.bench_command import make_report
 from tests.e2e.server_process import serving
 
 BASE = "smollm2_cpu"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from millstream.scheduler.recording.recording import read_recording
 from millstream.scheduler.simulation.recorded_steps import RecordedStep, read_steps
-from millstream.tokenizer_manager.bench_client import Load, Sample, run_load
+from millstream.tokenizer_manager.commands.bench_client import Load, Sample, run_load
 from tests.bench.serving_servers import Slots, running
 
 

@@ -7,7 +7,7 @@ import pytest
 from millstream.common.model_config import load_model_config
 from millstream.common.model_path import find_model
 from millstream.common.tokenizer import load_tokenizer
-from millstream.tokenizer_manager.bench_client import Sample
+from millstream.tokenizer_manager.commands.bench_client import Sample
 from tests.bench import serving_report
 from tests.bench.floor import Rates
 from tests.bench.serving_loads import LONG_LEN, beside_long, make_prompts, workloads

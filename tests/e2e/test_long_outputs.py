@@ -26,12 +26,12 @@ from millstream.common.text_messages import BatchStrOutput, BatchTokenIDOutput, 
 from millstream.detokenizer.detokenizer import Detokenizer
 from millstream.scheduler.scheduler import Scheduler
 from millstream.scheduler.scheduler_config import SchedulerConfig
+from millstream.tokenizer_manager.api.openai_chat_format import ChatResponse
 from millstream.tokenizer_manager.call import Call
-from millstream.tokenizer_manager.chat_generation import ChatGeneration
-from millstream.tokenizer_manager.delta import PlainParser
+from millstream.tokenizer_manager.chat.chat_generation import ChatGeneration
+from millstream.tokenizer_manager.chat.delta import PlainParser
 from millstream.tokenizer_manager.families import GenerateReq
 from millstream.tokenizer_manager.metrics import Metrics
-from millstream.tokenizer_manager.openai_chat_format import ChatResponse
 from millstream.tokenizer_manager.tokenizer_manager import TokenizerManager
 from tests.detokenizer.reference_text import start_of
 from tests.text.sample_tokenizers import byte_level_backend, metaspace_backend, tokenizer_of

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.tokenizer_manager.literal_text import MARK, LiteralText, unmarked_pieces
+from millstream.tokenizer_manager.chat.literal_text import MARK, LiteralText, unmarked_pieces
 from tests.tokenizer_manager.live_server import END, END_ID, LiveServer
 
 SPECIAL = ("<|end|>", "<|", "ab", "bc", "aa", "\u00e9\u00e9")

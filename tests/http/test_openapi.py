@@ -5,8 +5,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from millstream.tokenizer_manager import openapi
 from millstream.tokenizer_manager.access import Level
+from millstream.tokenizer_manager.api import openapi
 from millstream.tokenizer_manager.routes import Route
 from tests.e2e.server_process import serving
 from tests.http.fuzz import FAKE_SERVER, PAUSE, fuzz

@@ -135,9 +135,9 @@ def test_modules_have_no_mocks_of_our_own_classes() -> None:
     [
         "tokenizer_manager.server",
         "tokenizer_manager.engine",
-        "tokenizer_manager.chat_command",
-        "tokenizer_manager.top_command",
-        "tokenizer_manager.doctor_command",
+        "tokenizer_manager.commands.chat_command",
+        "tokenizer_manager.commands.top_command",
+        "tokenizer_manager.commands.doctor_command",
         "scheduler.process",
         "detokenizer.process",
     ],

@@ -17,7 +17,7 @@ import uvloop
 
 from millstream.common.config import child_environment
 from millstream.common.tokenizer import load_tokenizer
-from millstream.tokenizer_manager.template_pool import TemplateError, TemplateRenderer, check_template_kwargs
+from millstream.tokenizer_manager.sandbox.template_pool import TemplateError, TemplateRenderer, check_template_kwargs
 from tests.text.sample_tokenizers import byte_level_backend, smollm2, write_directory
 from tests.text.transformers_oracle import transformers_smollm2, transformers_tokenizer
 
@@ -254,7 +254,7 @@ def test_template_kwargs_are_plain_data_under_names_of_their_own(kwargs: dict[st
 
 PARENT = """
 import asyncio, sys, time
-from millstream.tokenizer_manager.template_pool import TemplateRenderer
+from millstream.tokenizer_manager.sandbox.template_pool import TemplateRenderer
 async def main():
     renderer = TemplateRenderer()
     renderer.start({"default": "x"}, {})

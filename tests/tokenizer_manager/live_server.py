@@ -19,10 +19,10 @@ from millstream.common.token_bytes import byte_alphabet
 from millstream.common.tokenizer import Tokenizer
 from millstream.common.tokenizer_parts import TokenizerParts
 from millstream.tokenizer_manager.app import build_app
-from millstream.tokenizer_manager.chat_prompt import ChatRenderer
+from millstream.tokenizer_manager.chat.chat_prompt import ChatRenderer
 from millstream.tokenizer_manager.http_server import HTTPRunner
 from millstream.tokenizer_manager.metrics import Metrics
-from millstream.tokenizer_manager.template_pool import TemplateError
+from millstream.tokenizer_manager.sandbox.template_pool import TemplateError
 from millstream.tokenizer_manager.tokenizer_manager import TokenizerManager
 from tests.tokenizer_manager.echo_backend import EchoBackend
 

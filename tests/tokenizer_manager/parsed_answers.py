@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream.tokenizer_manager.chat_family import ChatFamily
-from millstream.tokenizer_manager.delta import ChatMessageSum
-from millstream.tokenizer_manager.tool_format import DEEPSEEK_V3, DEEPSEEK_V31, deepseek_tag
+from millstream.tokenizer_manager.chat.chat_family import ChatFamily
+from millstream.tokenizer_manager.chat.delta import ChatMessageSum
+from millstream.tokenizer_manager.chat.tool_format import DEEPSEEK_V3, DEEPSEEK_V31, deepseek_tag
 
 TOOLS = [
     {

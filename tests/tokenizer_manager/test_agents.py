@@ -9,8 +9,8 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from millstream.tokenizer_manager.chat_family import ChatFamily
-from millstream.tokenizer_manager.template_habits import TemplateHabits
+from millstream.tokenizer_manager.chat.chat_family import ChatFamily
+from millstream.tokenizer_manager.chat.template_habits import TemplateHabits
 from tests.tokenizer_manager.live_server import END, MODEL, LiveServer
 from tests.tokenizer_manager.test_anthropic_messages import prompts
 from tests.tokenizer_manager.test_responses import stream_of, without_ids

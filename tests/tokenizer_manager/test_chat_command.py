@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from millstream.tokenizer_manager.chat_command import main
+from millstream.tokenizer_manager.commands.chat_command import main
 from tests.e2e.server_process import environment, millstream
 from tests.tokenizer_manager.live_server import LiveServer
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.tokenizer_manager.delta import Delta, ToolCallDelta
-from millstream.tokenizer_manager.delta_blocks import BlockKind, DeltaBlocks, Step
-from millstream.tokenizer_manager.partial_json import parse_object
+from millstream.tokenizer_manager.chat.delta import Delta, ToolCallDelta
+from millstream.tokenizer_manager.chat.delta_blocks import BlockKind, DeltaBlocks, Step
+from millstream.tokenizer_manager.chat.partial_json import parse_object
 
 Piece = tuple[BlockKind, str]
 PIECES = st.lists(st.tuples(st.sampled_from(BlockKind), st.text("ab", max_size=4)), max_size=6)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from millstream.tokenizer_manager import doctor_checks, doctor_packages
-from millstream.tokenizer_manager.doctor_checks import CHECKS, Subject, Verdict, check_all, check_variables
-from millstream.tokenizer_manager.doctor_command import main
-from millstream.tokenizer_manager.doctor_packages import as_numbers, check_packages, requirements, torch_build
+from millstream.tokenizer_manager.commands import doctor_checks, doctor_packages
+from millstream.tokenizer_manager.commands.doctor_checks import CHECKS, Subject, Verdict, check_all, check_variables
+from millstream.tokenizer_manager.commands.doctor_command import main
+from millstream.tokenizer_manager.commands.doctor_packages import as_numbers, check_packages, requirements, torch_build
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from millstream.__main__ import main
 from millstream.tokenizer_manager.call import Call
-from millstream.tokenizer_manager.explain_text import explanation_lines, sentence
+from millstream.tokenizer_manager.commands.explain_text import explanation_lines, sentence
 from millstream.tokenizer_manager.req_state import ReqState
 from millstream.tokenizer_manager.request_history import RequestHistory
 from tests.tokenizer_manager.live_server import LiveServer

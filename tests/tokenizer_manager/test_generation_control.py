@@ -12,8 +12,9 @@ from millstream.common.messages import (
     ExplainReqOutput,
     PauseGenerationReqInput,
 )
-from millstream.tokenizer_manager import control_routes, scheduler_calls
+from millstream.tokenizer_manager import scheduler_calls
 from millstream.tokenizer_manager.access import Caller
+from millstream.tokenizer_manager.api import control_routes
 from tests.tokenizer_manager.live_server import Connection, LiveServer
 
 CHAT = "/v1/chat/completions"

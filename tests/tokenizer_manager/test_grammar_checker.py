@@ -15,16 +15,16 @@ import uvloop
 
 from millstream.common.model_path import find_model
 from millstream.tokenizer_manager.api_error import APIError
-from millstream.tokenizer_manager.grammar_checker import (
+from millstream.tokenizer_manager.grammar.grammar_checker import (
     COMPILE_SECONDS,
     MAX_GRAMMAR_CHARS,
     MAX_KNOWN_BYTES,
     GrammarChecker,
 )
-from millstream.tokenizer_manager.grammar_messages import Grammar, Kind
+from millstream.tokenizer_manager.grammar.grammar_messages import Grammar, Kind
+from millstream.tokenizer_manager.grammar.regex_limits import RegexError, check_regex
+from millstream.tokenizer_manager.grammar.schema_limits import MAX_DEPTH, MAX_NODES, SchemaError, check_schema
 from millstream.tokenizer_manager.metrics import Metrics
-from millstream.tokenizer_manager.regex_limits import RegexError, check_regex
-from millstream.tokenizer_manager.schema_limits import MAX_DEPTH, MAX_NODES, SchemaError, check_schema
 
 LIMIT = 60.0
 

@@ -9,13 +9,13 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from millstream.tokenizer_manager.api_error import APIError
-from millstream.tokenizer_manager.grammar_child import schema_grammar, to_lark
-from millstream.tokenizer_manager.grammar_messages import Grammar
-from millstream.tokenizer_manager.grammar_protocol import MAX_CHOICES, MoreGrammarFields, grammar_of
-from millstream.tokenizer_manager.lark import lark_grammar, lark_regex, lark_text
-from millstream.tokenizer_manager.structural_tag import structural_tag_grammar
-from millstream.tokenizer_manager.tool_format import HARMONY, HERMES, LLAMA3, MISTRAL, ToolFormat
-from millstream.tokenizer_manager.tool_grammar import tool_grammar
+from millstream.tokenizer_manager.chat.tool_format import HARMONY, HERMES, LLAMA3, MISTRAL, ToolFormat
+from millstream.tokenizer_manager.grammar.grammar_child import schema_grammar, to_lark
+from millstream.tokenizer_manager.grammar.grammar_messages import Grammar
+from millstream.tokenizer_manager.grammar.grammar_protocol import MAX_CHOICES, MoreGrammarFields, grammar_of
+from millstream.tokenizer_manager.grammar.lark import lark_grammar, lark_regex, lark_text
+from millstream.tokenizer_manager.grammar.structural_tag import structural_tag_grammar
+from millstream.tokenizer_manager.grammar.tool_grammar import tool_grammar
 from tests.text.sample_tokenizers import byte_level_backend, tokenizer_of
 
 BYTES = LLTokenizer("byte")

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from millstream.tokenizer_manager import chat_generation, completion_choice, generate_service
+from millstream.tokenizer_manager.api import completion_choice, generate_service
+from millstream.tokenizer_manager.chat import chat_generation
 from tests.tokenizer_manager.live_server import END_ID, LiveServer
 
 CHAT, COMPLETION, GENERATE, SCORE = "/v1/chat/completions", "/v1/completions", "/generate", "/v1/score"

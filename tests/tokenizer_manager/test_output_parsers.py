@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.tokenizer_manager.chat_family import ChatFamily
+from millstream.tokenizer_manager.chat.chat_family import ChatFamily
 from tests.tokenizer_manager.parsed_answers import FAMILIES, GOLDENS, PIECES, TOOLS, Answer, read
 
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)

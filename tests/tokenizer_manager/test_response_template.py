@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millstream.common.config import child_environment
 from millstream.common.flags import ConfigError
-from millstream.tokenizer_manager.chat_family import find_chat_family
+from millstream.tokenizer_manager.chat.chat_family import find_chat_family
 from tests.tokenizer_manager.parsed_answers import HERMES_CALL, PIECES, Answer, read
 
 SPEC = {
@@ -70,5 +70,5 @@ def test_a_template_that_is_none_is_refused() -> None:
 
 
 def test_no_torch_is_loaded() -> None:
-    code = "import sys; import millstream.tokenizer_manager.response_template; sys.exit('torch' in sys.modules)"
+    code = "import sys; import millstream.tokenizer_manager.chat.response_template; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env=child_environment(), check=True, timeout=60)

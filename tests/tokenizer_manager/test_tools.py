@@ -8,10 +8,10 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from millstream.common.flags import ConfigError
-from millstream.tokenizer_manager.chat_family import ChatFamily, find_chat_family
-from millstream.tokenizer_manager.chat_prompt import ChatMessage, template_messages
-from millstream.tokenizer_manager.template_habits import TemplateHabits
-from millstream.tokenizer_manager.tool_format import DEEPSEEK_V31
+from millstream.tokenizer_manager.chat.chat_family import ChatFamily, find_chat_family
+from millstream.tokenizer_manager.chat.chat_prompt import ChatMessage, template_messages
+from millstream.tokenizer_manager.chat.template_habits import TemplateHabits
+from millstream.tokenizer_manager.chat.tool_format import DEEPSEEK_V31
 from tests.tokenizer_manager.live_server import END, END_ID, LiveServer
 from tests.tokenizer_manager.parsed_answers import TOOLS
 

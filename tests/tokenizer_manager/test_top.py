@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from millstream.tokenizer_manager.access import Access
-from millstream.tokenizer_manager.top_command import main
-from millstream.tokenizer_manager.top_figures import Look, figures, read_metrics
-from millstream.tokenizer_manager.top_text import table
+from millstream.tokenizer_manager.commands.top_command import main
+from millstream.tokenizer_manager.commands.top_figures import Look, figures, read_metrics
+from millstream.tokenizer_manager.commands.top_text import table
 from tests.tokenizer_manager.live_server import LiveServer
 
 BODY = {"prompt": "abc", "max_tokens": 250, "stream": True}

@@ -1,0 +1,153 @@
+"""SGLang's generation without HTTP: from a body to answers in SGLang's shape. /generate and Engine both answer with it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from ...common.messages import unpack_int32
+from ...common.sampling_params import SamplingParams
+from ...common.text_messages import StrEnd
+from ...common.tokenizer import Tokenizer
+from ..call import Call
+from ..failure import failure
+from ..families import GenerateReq
+from ..req_state import CLIENT_ABORT, Generation, Output, ReqState
+from ..tokenizer_manager import TokenizerManager
+from .generate_protocol import GenerateBody
+from .logprob_format import MANY_LOGPROBS, GenerateLogprobs
+
+
+class GenerateService:
+    """Answers bodies over one tokenizer manager."""
+
+    def __init__(self, manager: TokenizerManager) -> None:
+        self._manager = manager
+
+    @asynccontextmanager
+    async def start(self, call: Call, body: GenerateBody) -> AsyncIterator["GenerateAnswers"]:
+        """Check, tokenize and send; leaving the context aborts what has not ended. APIError if it is refused."""
+        if body.rid is None:
+            body.rid = call.label
+        prompts = body.prompts()
+        self._manager.check_priority(body.priority)
+        params = body.params(len(prompts), self._manager.sampling_base)
+        with self._manager.queue_place(call, sum(each.n for each in params)):
+            requests = await self._requests(body, prompts, params)
+            if not isinstance(body.rid, list):
+                call.label = body.rid
+            elif body.is_single:
+                call.label = requests[0].label
+            with self._manager.generate(call, requests, stream=bool(body.stream)) as generation:
+                yield GenerateAnswers(generation, body, self._manager.encoder.tokenizer)
+
+    async def _requests(
+        self, body: GenerateBody, prompts: list[str | list[int]], params: list[SamplingParams]
+    ) -> list[GenerateReq]:
+        grammars = [await self._manager.compile_grammar(each) for each in body.grammars(len(prompts))]
+        labels = body.labels(len(prompts))
+        logprobs = body.logprobs(len(prompts))
+        sequences = await self._manager.encoder.prompt_ids(
+            prompts,
+            "input_ids" if body.text is None else "text",
+            vocab_size=self._manager.vocab_size,
+            context_len=self._manager.context_len,
+        )
+        return [
+            GenerateReq(
+                input_ids=input_ids,
+                sampling_params=params[index],
+                label=labels[index],
+                cache_salt=body.cache_salt,
+                priority=body.priority,
+                routing_key=body.routing_key,
+                logprobs=logprobs[index],
+                grammar=grammars[index],
+            )
+            for index, input_ids in enumerate(sequences)
+        ]
+
+
+class GenerateAnswers:
+    """The answers to one body while they come."""
+
+    def __init__(self, generation: Generation, body: GenerateBody, tokenizer: Tokenizer) -> None:
+        self._generation = generation
+        with_texts = bool(body.return_text_in_logprobs)
+        self._answers = [GenerateAnswer(req, tokenizer, with_texts=with_texts) for req in generation.reqs]
+        self._is_single = body.is_single and len(generation.reqs) == 1
+
+    async def whole(self) -> Any:
+        """Wait for the end: one object, or a list of a batch or of several answers."""
+        while not self._generation.done:
+            await self._next()
+        whole = [answer.to_json() for answer in self._answers]
+        return whole[0] if self._is_single else whole
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """An object whenever anything has come, with the index of its prompt in a batch."""
+        while not self._generation.done:
+            req = await self._next()
+            event = self._answers[req.index].to_json()
+            yield event if self._is_single else event | {"index": req.index}
+
+    async def _next(self) -> ReqState:
+        req, output = await self._generation.next()
+        answer = self._answers[req.index]
+        if output.num_logprobs > MANY_LOGPROBS:
+            await asyncio.to_thread(answer.add_logprobs, output)
+        else:
+            answer.add_logprobs(output)
+        answer.add(output)
+        return req
+
+
+class GenerateAnswer:
+    """What has come of one prompt, in SGLang's shape: text and ids are cumulative."""
+
+    def __init__(self, req: ReqState, tokenizer: Tokenizer, *, with_texts: bool) -> None:
+        self._req = req
+        wanted = req.wanted_logprobs
+        self._logprobs = (
+            None if wanted is None else GenerateLogprobs(tokenizer, wanted, req.prompt_ids, with_texts=with_texts)
+        )
+        self._text = bytearray()  # as JSON has it, without its quotes: what was sent is not encoded again
+        self._output_ids = bytearray()  # as JSON has them, each with a comma before it
+        self._num_outputs = 0
+        self._end: StrEnd | None = None
+
+    def add(self, output: Output) -> None:
+        """Take an output; APIError where the request failed (a request that was aborted keeps what it has)."""
+        self._text += msgspec.json.encode(output.text)[1:-1]
+        new_ids = unpack_int32(output.token_ids)
+        self._output_ids += b"".join([b",%d" % token_id for token_id in new_ids])
+        self._num_outputs += len(new_ids)
+        self._end = output.end
+        error = failure(self._req, output.end)
+        if error is not None and error.status != CLIENT_ABORT:
+            raise error
+
+    def add_logprobs(self, output: Output) -> None:
+        """Take those of an output."""
+        if self._logprobs is not None:
+            self._logprobs.add(unpack_int32(output.token_ids), output.logprobs, output.prompt_logprobs)
+
+    def to_json(self) -> dict[str, Any]:
+        """SGLang's object; what only the end knows is null or 0 before it."""
+        end, req = self._end, self._req
+        meta_info: dict[str, Any] = {
+            "id": req.name,
+            "finish_reason": end.finish_reason.to_json() if end else None,
+            "prompt_tokens": end.stats.prompt_tokens if end else req.prompt_len,
+            "completion_tokens": end.completion_tokens if end else self._num_outputs,
+            "cached_tokens": end.stats.cached_tokens if end else 0,
+            "num_retractions": end.stats.num_retractions if end else 0,
+        }
+        if self._logprobs is not None:
+            meta_info |= self._logprobs.to_json()
+        if end:
+            meta_info["e2e_latency"] = req.ended_at - req.arrival
+        text, output_ids = msgspec.Raw(b'"' + self._text + b'"'), msgspec.Raw(b"[" + self._output_ids[1:] + b"]")
+        return {"text": text, "output_ids": output_ids, "meta_info": meta_info}

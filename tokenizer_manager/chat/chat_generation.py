@@ -1,0 +1,111 @@
+"""The answer to a turn of a chat while it comes: deltas of each choice, and how it ended."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from ...common.logprobs import TokenLogprobs
+from ...common.messages import Int32s, unpack_int32
+from ...common.text_messages import StrEnd
+from ...common.tokenizer import Tokenizer
+from ..api.logprob_format import MANY_LOGPROBS, chat_entries
+from ..api.openai_format import finish_reason
+from ..api_error import APIError
+from ..failure import failure
+from ..req_state import Generation, ReqState
+from .delta import Delta, OutputParser, PlainParser
+
+
+class ChatGeneration:
+    """One waiter calls `next` until `done`. `parsers` has one for each choice."""
+
+    def __init__(self, generation: Generation, parsers: Sequence[OutputParser], tokenizer: Tokenizer) -> None:
+        self._generation = generation
+        self._parsers = parsers
+        self._tokenizer = tokenizer
+        self._token_ids = [b"" if isinstance(parser, PlainParser) else bytearray() for parser in parsers]
+        self._called_tools: set[int] = set()
+        self._is_open = False
+        self._failure: APIError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether every choice has ended and has been taken."""
+        return self._generation.done and self._failure is None
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers are asked for."""
+        return len(self._generation.reqs)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return self._generation.reqs[0].prompt_len
+
+    @property
+    def reqs(self) -> list[ReqState]:
+        """What waits for each choice."""
+        return self._generation.reqs
+
+    @property
+    def ends(self) -> list[StrEnd]:
+        """The ends of the choices that have ended, in order."""
+        return [req.end for req in self._generation.reqs if req.end is not None]
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many tokens of the choices that have ended were reasoning, tags included."""
+        found = zip(self._parsers, self._token_ids, strict=True)
+        return sum(
+            count_tokens(self._tokenizer, unpack_int32(bytes(ids)), parser.reasoning_spans) for parser, ids in found
+        )
+
+    def finish_reason(self, index: int, end: StrEnd) -> str:
+        """In OpenAI's words: stop, length, tool_calls or abort."""
+        reason = finish_reason(end)
+        return "tool_calls" if reason == "stop" and index in self._called_tools else reason
+
+    async def next(self) -> tuple[int, list[Delta], StrEnd | None]:
+        """Wait for news of any choice: its index, what came (maybe nothing), and its end where that is there.
+
+        APIError for a request that failed, after what came ahead of the failure has been handed out.
+        """
+        if self._failure is not None:
+            raise self._failure
+        req, output = await self._generation.next()
+        self._failure = failure(req, output.end)
+        if self._failure is not None and not self._is_open:
+            raise self._failure
+        self._is_open = True
+        parser, token_ids = self._parsers[req.index], self._token_ids[req.index]
+        if isinstance(token_ids, bytearray):
+            token_ids += output.token_ids
+        deltas = parser.feed(output.text)
+        if output.end is not None:
+            deltas += parser.finish()
+        if any(delta.tool_calls for delta in deltas):
+            self._called_tools.add(req.index)
+        if output.logprobs is not None:
+            deltas = await self._with_logprobs(deltas, output.token_ids, output.logprobs)
+        return req.index, deltas, output.end if self._failure is None else None
+
+    async def _with_logprobs(self, deltas: list[Delta], token_ids: Int32s, logprobs: TokenLogprobs) -> list[Delta]:
+        """The first delta brings those of all tokens that came, be their text held back or not."""
+        columns = (self._tokenizer, unpack_int32(token_ids), logprobs)
+        is_long = logprobs.num_logprobs > MANY_LOGPROBS
+        found = await asyncio.to_thread(chat_entries, *columns) if is_long else chat_entries(*columns)
+        first = deltas[0] if deltas else Delta()
+        return [msgspec.structs.replace(first, logprobs=found), *deltas[1:]]
+
+
+def count_tokens(tokenizer: Tokenizer, token_ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> int:
+    """How many of the tokens begin in one of the spans of characters of their text."""
+    if not spans:
+        return 0
+    starts, position = [], 0
+    for token_id in token_ids:
+        starts.append(position)
+        position += sum(byte & 0xC0 != 0x80 for byte in tokenizer.bytes_of(token_id))
+    return sum(any(start <= place < end for start, end in spans) for place in starts)

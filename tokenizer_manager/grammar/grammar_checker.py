@@ -1,0 +1,91 @@
+"""Grammars of requests, compiled in a killable child before the request goes anywhere: a bad one is its client's 400."""
+
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+from ..api_error import APIError, bad_request
+from ..metrics import Metrics
+from ..sandbox.killable_child import ChildDied, ChildTimeout, KillableChild
+from .grammar_messages import Grammar, GrammarReply, GrammarSetup
+
+COMPILE_SECONDS = 2.0
+MEMORY_BYTES = 512 * 2**20
+MAX_GRAMMAR_CHARS = 128 * 2**10
+MAX_KNOWN_BYTES = 8 * 2**20
+
+Key = tuple[str, ...]  # kind and texts
+
+
+class GrammarChecker:
+    """Make it, `start` it when the model is known, and use it in the main thread's event loop.
+
+    The child starts with the first grammar. Good grammars are remembered, up to MAX_KNOWN_BYTES.
+    """
+
+    def __init__(self, metrics: Metrics, *, seconds: float = COMPILE_SECONDS) -> None:
+        self._metrics = metrics
+        self._seconds = seconds
+        self._child: KillableChild[GrammarReply] | None = None
+        self._known: OrderedDict[Key, str] = OrderedDict()
+        self._known_bytes = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the child's process, if one runs."""
+        return self._child.pid if self._child is not None else None
+
+    def start(self, model_path: Path) -> None:
+        """From now on grammars are compiled for this model's tokenizer."""
+        setup = GrammarSetup(seconds=self._seconds, memory_bytes=MEMORY_BYTES, model_path=str(model_path))
+        self._child = KillableChild("grammar.grammar_child", setup, GrammarReply)
+
+    def close(self) -> None:
+        """Kill the child and wait for its end."""
+        if self._child is not None:
+            self._child.close()
+
+    async def compile(self, grammar: Grammar) -> str:
+        """llguidance's grammar; APIError names the field, and in a JSON Schema the place, that is wrong."""
+        key = (grammar.kind, grammar.text, *(text for _, text in grammar.schemas))
+        num_chars = sum(map(len, key))
+        if num_chars > MAX_GRAMMAR_CHARS:
+            message = f"{grammar.param} has {num_chars} characters; at most {MAX_GRAMMAR_CHARS} are allowed"
+            raise bad_request(message, grammar.param, "invalid_grammar")
+        known = self._known.get(key)
+        if known is None:
+            known = await self._ask(grammar)
+            self._remember(key, known)
+        else:
+            self._known.move_to_end(key)
+        return known
+
+    async def _ask(self, grammar: Grammar) -> str:
+        if self._child is None:
+            raise APIError(503, "Grammars can not be used here.", code="no_grammars")
+        start = time.monotonic()
+        try:
+            reply = await self._child.ask(grammar)
+        except ChildTimeout as timeout:
+            self._metrics.inc("num_grammar_timeout_total")
+            message = f"{grammar.param} took longer than {timeout.seconds:g} s to compile; make it simpler"
+            raise bad_request(message, grammar.param, "grammar_timeout") from None
+        except ChildDied:
+            message = f"{grammar.param} needs too much memory to compile; make it simpler"
+            raise bad_request(message, grammar.param, "grammar_too_large") from None
+        finally:
+            self._metrics.observe("grammar_compilation_time_seconds", time.monotonic() - start)
+        if reply.error is not None:
+            raise bad_request(f"{reply.param}: {reply.error}", reply.param, reply.code)
+        return reply.text
+
+    def _remember(self, key: Key, grammar: str) -> None:
+        if key not in self._known:
+            self._known_bytes += _num_bytes(key, grammar)
+        self._known[key] = grammar
+        while self._known_bytes > MAX_KNOWN_BYTES:
+            self._known_bytes -= _num_bytes(*self._known.popitem(last=False))
+
+
+def _num_bytes(key: Key, grammar: str) -> int:
+    return 4 * (sum(map(len, key)) + len(grammar)) + 500
