@@ -1,6 +1,7 @@
 """Options and fixtures of the whole suite."""
 
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     found = Path(next(iter(millstream.__path__)))
     if expected and Path(expected).resolve() not in found.resolve().parents:
         raise pytest.UsageError(f"millstream comes from {found}, not from {expected}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in a background shell it is ignored, by children too
 
 
 @pytest.fixture(scope="session")

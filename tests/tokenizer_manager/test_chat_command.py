@@ -130,6 +130,8 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on() -> None:
             terminal.type("again\n")
             terminal.wait_for("tokens/s, first after")
             assert "u:hello\r\na:u:hel" in terminal.text, "the part that came was kept"
+            terminal.text = ""
+            terminal.wait_for("> ")  # where end-of-file counts
             terminal.type("\x04")
             assert terminal.process.wait(SECONDS) == 0
         finally:
