@@ -29,8 +29,11 @@ def children_of(message: TokenizedGenerateReqInput) -> list[TokenizedGenerateReq
 
 
 def child_seed(seed: int, index: int) -> int:
-    """The seed of child `index`, in 64 bits: a fixed hash of both; child 0 keeps the seed."""
+    """The seed of child `index`, in 64 bits: a fixed hash of both; child 0 keeps the seed.
+
+    What does not fit in 64 bits is refused with child 0.
+    """
     if index == 0:
         return seed
-    digest = hashlib.blake2b(struct.pack("<qq", seed, index), digest_size=8).digest()
+    digest = hashlib.blake2b(struct.pack("<Qq", seed % 2**64, index), digest_size=8).digest()
     return int(struct.unpack("<q", digest)[0])

@@ -93,10 +93,12 @@ class EndWords:
 
     def clear(self, mask_W: Int32Array) -> None:
         """Forbid them, unless nothing else is allowed: the end of the grammar wins."""
-        before = mask_W[self._words]
-        mask_W[self._words] &= self._kept
+        is_there = self._words < len(mask_W)  # a tokenizer may have ids that the model has no logits for
+        words, kept = self._words[is_there], self._kept[is_there]
+        before = mask_W[words]
+        mask_W[words] &= kept
         if not mask_W.any():
-            mask_W[self._words] = before
+            mask_W[words] = before
 
 
 class Grammars:

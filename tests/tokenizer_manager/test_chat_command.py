@@ -102,6 +102,11 @@ class Terminal:
             assert time.monotonic() < deadline, self.text
             self.text += os.read(self._fd, 4096).decode(errors="replace")
 
+    def wait_for_prompt(self) -> None:
+        """Read until it waits for a line: only then does end-of-file count."""
+        while not self.text.endswith("> "):
+            self.text += os.read(self._fd, 4096).decode(errors="replace")
+
     def type(self, text: str) -> None:
         """As from the keyboard; what has come before is forgotten."""
         self.text = ""
@@ -130,8 +135,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on() -> None:
             terminal.type("again\n")
             terminal.wait_for("tokens/s, first after")
             assert "u:hello\r\na:u:hel" in terminal.text, "the part that came was kept"
-            terminal.text = ""
-            terminal.wait_for("> ")  # where end-of-file counts
+            terminal.wait_for_prompt()
             terminal.type("\x04")
             assert terminal.process.wait(SECONDS) == 0
         finally:

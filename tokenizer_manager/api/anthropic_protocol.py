@@ -10,7 +10,6 @@ from ..api_error import bad_request
 from ..json_body import CacheSalt, Int32, Int64, Label, Temperature, check_unsupported
 from .sampling_fields import SamplingBase, stop_strings
 
-MAX_SYSTEM_BLOCKS = 256
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "container": (),
     "mcp_servers": ([],),

@@ -20,6 +20,7 @@ from ..tokenizer_manager import TokenizerManager
 from .logprob_format import entries
 
 MAX_ITEMS = 2048
+MAX_QUERY_COPIES = 2**26  # characters or ids of the query, which stands in each item's prompt
 ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
 
 
@@ -41,6 +42,9 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
         items = [self.items] if isinstance(self.items, str) else self.items
         if not 0 < len(items) <= MAX_ITEMS:
             raise bad_request(f"items must hold 1 to {MAX_ITEMS} items, not {len(items)}", "items")
+        if len(self.query) * len(items) > MAX_QUERY_COPIES:
+            message = f"query times the number of items must be at most {MAX_QUERY_COPIES:,} characters or ids"
+            raise bad_request(message, "query")
         return [self._prompt(item) for item in items]
 
     def check_labels(self, vocab_size: int) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 SYSTEM_ROLES = frozenset({"system", "developer"})
+TEXT_KEYS = ("content", "reasoning_content")
 
 
 class ChatHistory:
@@ -11,22 +12,20 @@ class ChatHistory:
     """
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []  # texts still in pieces
         self._function_names: dict[str, str] = {}  # call id -> name
 
     def add_text(self, role: str, text: str) -> None:
         """Some text of the system, the user or the assistant."""
         role = "system" if role in SYSTEM_ROLES else role
-        if self._is_open(role) and "tool_calls" not in self.messages[-1]:
-            last = self.messages[-1]
-            last["content"] = "\n".join(filter(None, [last["content"], text]))
+        if self._is_open(role) and "tool_calls" not in self._messages[-1]:
+            self._messages[-1]["content"].append(text)
         else:
-            self.messages.append({"role": role, "content": text})
+            self._messages.append({"role": role, "content": [text]})
 
     def add_reasoning(self, text: str) -> None:
         """What the assistant thought before what comes next."""
-        message = self._assistant()
-        message["reasoning_content"] = "\n".join(filter(None, [message.get("reasoning_content"), text]))
+        self._assistant().setdefault("reasoning_content", []).append(text)
 
     def add_tool_call(self, call_id: str, name: str, arguments: Any) -> None:
         """A call that the assistant has made; `arguments` is an object, or a text that is none."""
@@ -37,13 +36,21 @@ class ChatHistory:
     def add_tool_result(self, call_id: str, text: str) -> None:
         """What a tool has answered; KeyError if no call before it has this id."""
         name = self._function_names[call_id]
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": [text]})
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The chat so far."""
+        return [
+            message | {key: "\n".join(filter(None, message[key])) for key in TEXT_KEYS if key in message}
+            for message in self._messages
+        ]
 
     def _assistant(self) -> dict[str, Any]:
         if not self._is_open("assistant"):
-            self.messages.append({"role": "assistant", "content": ""})
-        return self.messages[-1]
+            self._messages.append({"role": "assistant", "content": []})
+        return self._messages[-1]
 
     def _is_open(self, role: str) -> bool:
         """Whether what comes next of this role belongs to the last message."""
-        return bool(self.messages) and self.messages[-1]["role"] == role
+        return bool(self._messages) and self._messages[-1]["role"] == role
