@@ -1,4 +1,4 @@
-"""`make test-clients`: real clients, each in an environment of its own below build/clients, against a live server.
+"""`make test-clients`: real clients against a live server, those with a package in environments below build/clients.
 
 `python -m tests.clients.run [NAME ...]` runs all of them or some, prints what each ran with, and ends with 1 if one
 of them failed.

@@ -161,12 +161,14 @@ def test_requests_that_wait_for_a_grammar_count_in_the_queues_bounds() -> None:
 
 def test_an_unknown_or_repeated_answer_changes_nothing() -> None:
     harness = late_harness()
-    harness.ask("a", PROMPT, grammar="g")
+    client = harness.ask("a", PROMPT, grammar="g")
     harness.step()
     for message in (GrammarReady(7), GrammarReady(7, "bad"), GrammarReady(0), GrammarReady(0), GrammarReady(0, "bad")):
         harness.scheduler.handle(message, harness.now)
     harness.worker.take_ready_grammars()
     harness.run()
+    assert len(client.ends) == 1
+    assert client.output_ids
 
 
 def test_outputs_and_grammar_outlive_a_retraction() -> None:
