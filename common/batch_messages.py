@@ -60,6 +60,7 @@ class ScheduleBatch(Message, frozen=True):
 
 ROW_GRAMMAR_ENDED = 1
 ROW_ERROR = 2
+ROW_REFUSED = 4  # with ROW_ERROR: the request itself is the cause
 
 
 class BatchResult(Message, frozen=True):
@@ -67,7 +68,7 @@ class BatchResult(Message, frozen=True):
 
     `token_ids` is flat: `num_tokens[i]` ids for row i (0 for a middle chunk or a failed row).
     `row_lens` is the number of tokens the row knows after the step (prompt and outputs).
-    `flags` are ROW_GRAMMAR_ENDED | ROW_ERROR; `errors` explains the rows that failed.
+    `flags` are ROW_GRAMMAR_ENDED | ROW_ERROR | ROW_REFUSED; `errors` explains the rows that failed.
     """
 
     step: int

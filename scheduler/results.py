@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import groupby
 
-from ..common.batch_messages import ROW_ERROR, BatchResult
+from ..common.batch_messages import ROW_ERROR, ROW_REFUSED, BatchResult
 from ..common.finish_reason import FINISH_LENGTH, FINISH_MATCHED_TOKEN, FINISHED_GRAMMAR, FinishReason
 from .output import abort_reason
 from .req import Req, ReqStatus
@@ -40,7 +40,8 @@ def _fail_rows(state: SchedulerState, in_flight: StepInFlight, columns: ResultCo
     for req, flag in zip([*in_flight.extends, *in_flight.decodes], columns.flags, strict=True):
         if flag & ROW_ERROR and req.status in LIVE:
             message = columns.errors.get(req.row, "The model failed on this request.")
-            state.end(req, abort_reason(message, 500))
+            state.grammar_queue.retire(req)
+            state.end(req, abort_reason(message, 400 if flag & ROW_REFUSED else 500))
 
 
 def _process_extends(state: SchedulerState, in_flight: StepInFlight, columns: ResultColumns) -> int:

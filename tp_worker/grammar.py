@@ -25,6 +25,7 @@ from .rows import BatchError, Int64Array, read_int32
 
 NO_MASK = -1
 MAX_THREADS = 8
+NOT_ALLOWED = "doesn't satisfy the grammar"  # as llguidance says it; its other errors are limits
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +48,17 @@ class RowGrammar:
     def __init__(self, matcher: LLMatcher, req: NewReq, eos_words: "EndWords") -> None:
         self.matcher = matcher
         self.error = ""
+        self.is_too_expensive = False
         self._eos_words = eos_words if req.sampling_params.ignore_eos else None
         self._end_words = EndWords(req.end_token_ids) if req.sampling_params.min_new_tokens else None
         outputs = read_int32(req.input_ids)[req.prompt_len :].tolist()
         self._num_left_to_min = req.sampling_params.min_new_tokens - len(outputs)
-        if matcher.is_error() or matcher.try_consume_tokens(outputs) != len(outputs):
-            self.fail(matcher.get_error() or "the outputs do not follow the grammar")
+        if not matcher.is_error() and matcher.try_consume_tokens(outputs) == len(outputs):
+            return
+        if matcher.is_error():
+            self.fail_as_matcher()
+        else:
+            self.fail("the outputs do not follow the grammar")
 
     @property
     def has_ended(self) -> bool:
@@ -61,18 +67,24 @@ class RowGrammar:
 
     def fail(self, message: str) -> None:
         """No token is allowed from now on."""
-        self.error = f"the grammar failed: {message.splitlines()[0] if message else 'unknown error'}"
+        self.error = f"the grammar failed: {message}"
+
+    def fail_as_matcher(self) -> None:
+        """No token is allowed from now on, for the matcher's reason."""
+        message = self.matcher.get_error()
+        self.is_too_expensive = NOT_ALLOWED not in message
+        self.fail(message.splitlines()[0] if message else "unknown error")
 
     def advance(self, token_id: int) -> None:
         """The token that was sampled under the last mask."""
         self._num_left_to_min -= 1
         if not self.has_ended and not self.error and not self.matcher.consume_token(token_id):
-            self.fail(self.matcher.get_error())
+            self.fail_as_matcher()
 
     def finish_mask(self, mask_W: Int32Array) -> None:
         """A mask as the matcher filled it: nothing after an error, and no end that the request does not want yet."""
         if self.matcher.is_error():
-            self.fail(self.matcher.get_error())
+            self.fail_as_matcher()
             mask_W[:] = 0
             return
         if self._eos_words is not None:
@@ -115,7 +127,6 @@ class Grammars:
         self._num_threads = max(1, min(MAX_THREADS, num_threads))
         self._tokenizer: LLTokenizer | None = None
         self._compiled: dict[int, LLMatcher] = {}
-        self._freed: set[int] = set()  # while they were being compiled
         self._ready: SimpleQueue[GrammarReady] = SimpleQueue()
         self._rows: dict[int, RowGrammar] = {}
         self._compiler = ThreadPoolExecutor(1, "grammar-compiler")
@@ -127,7 +138,7 @@ class Grammars:
         """The changes of a batch, in the order of Rows.apply."""
         for number in read_int32(batch.freed_grammars).tolist():
             if self._compiled.pop(number, None) is None:
-                self._freed.add(number)
+                raise BatchError(f"grammar {number} is freed, which is not ready")
         for number, grammar in batch.new_grammars.items():
             self._compiler.submit(self._compile, number, grammar)
         if self._rows:
@@ -160,9 +171,10 @@ class Grammars:
                     ended.append(row)
         return ended
 
-    def error(self, row: int) -> str:
-        """Why the row's grammar failed; "" where it did not."""
-        return self._rows[row].error if row in self._rows else ""
+    def failure(self, row: int) -> RowGrammar | None:
+        """The row's grammar, if it has failed."""
+        grammar = self._rows.get(row)
+        return grammar if grammar is not None and grammar.error else None
 
     def close(self) -> None:
         """End the threads."""
@@ -184,9 +196,8 @@ class Grammars:
             logger.exception("grammar %d could not be compiled", number)
             error = f"{type(failure).__name__}: {failure}"
         else:
-            if error is None and number not in self._freed:
+            if error is None:
                 self._compiled[number] = matcher
-        self._freed.discard(number)
         self._ready.put(GrammarReady(number, error))
         self.wake()
 
@@ -205,7 +216,8 @@ class Grammars:
         row_bytes = bitmask_MW.strides[0]
         self._executor = self._executor or LLExecutor(self._num_threads)
         good = [(each.matcher, place) for place, (_, each) in enumerate(found) if not each.error]
-        self._executor.unsafe_compute_mask_ptr(good, bitmask_MW.ctypes.data, row_bytes, len(found))
+        if good:  # llguidance takes no empty list
+            self._executor.unsafe_compute_mask_ptr(good, bitmask_MW.ctypes.data, row_bytes, len(found))
         for mask_W, (_, each) in zip(bitmask_MW, found, strict=True):
             if not each.error:
                 each.finish_mask(mask_W)

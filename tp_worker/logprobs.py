@@ -43,18 +43,15 @@ def prompt_parts(rows: Rows, step: Step) -> list[PromptPart]:
     if not rows.logprobs:
         return []
     parts = []
-    lens_R = step.ends_R - step.starts_R
-    firsts_R = np.cumsum(lens_R) - lens_R
-    for i in range(step.num_extend):
-        row, start, end = int(step.rows_R[i]), int(step.starts_R[i]), int(step.ends_R[i])
-        wanted = rows.logprobs.get(row)
+    for chunk in step.chunks():
+        wanted = rows.logprobs.get(chunk.row)
         if wanted is None:
             continue
-        first, last = max(start, wanted.request.start_len), min(end, wanted.prompt_len - 1)
+        first, last = max(chunk.start, wanted.request.start_len), min(chunk.end, wanted.prompt_len - 1)
         if first < last:
-            indices = np.arange(first, last, dtype=np.int64) + (int(firsts_R[i]) - start)
-            labels = rows.input_ids[row][first + 1 : last + 1].astype(np.int64)
-            parts.append(PromptPart(row, wanted.request, indices, labels))
+            indices = np.arange(first, last, dtype=np.int64) + (chunk.first - chunk.start)
+            labels = rows.input_ids[chunk.row][first + 1 : last + 1].astype(np.int64)
+            parts.append(PromptPart(chunk.row, wanted.request, indices, labels))
     return parts
 
 

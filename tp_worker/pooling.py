@@ -26,17 +26,15 @@ def pooling_parts(rows: Rows, step: Step) -> list[PoolingPart]:
     if not rows.pooling:
         return []
     parts = []
-    lens_R = step.ends_R - step.starts_R
-    firsts_R = np.cumsum(lens_R) - lens_R
-    for i in range(step.num_extend):
-        wanted = rows.pooling.get(int(step.rows_R[i]))
+    for chunk in step.chunks():
+        wanted = rows.pooling.get(chunk.row)
         if wanted is None:
             continue
-        start, end = int(firsts_R[i]), int(firsts_R[i] + lens_R[i])
-        is_last = bool(step.ends_R[i] == wanted.prompt_len)
+        start, end = chunk.first, chunk.first + chunk.end - chunk.start
+        is_last = chunk.end == wanted.prompt_len
         if wanted.is_mean or is_last:
             indices = np.arange(start if wanted.is_mean else end - 1, end, dtype=np.int64)
-            parts.append(PoolingPart(int(step.rows_R[i]), indices, is_last))
+            parts.append(PoolingPart(chunk.row, indices, is_last))
     return parts
 
 

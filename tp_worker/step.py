@@ -4,8 +4,9 @@ Everything here is a function of the batch stream alone, so that all ranks refus
 collectives. N rows of the step, extend rows first; R of them pass the checks; S of those sample.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,15 @@ from numpy.typing import NDArray
 from ..common.batch_messages import ScheduleBatch
 from .forward_batch import ForwardBatch
 from .rows import FREE, NOT_STARTED, BatchError, BoolArray, Int32Array, Int64Array, Rows, check_distinct, read_int32
+
+
+class Chunk(NamedTuple):
+    """The tokens of an extend row: its positions [start, end), which are the step's tokens from `first` on."""
+
+    row: int
+    start: int
+    end: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,14 @@ class Step:
     num_extend: int  # of the R rows
     is_sampling_R: BoolArray
     sampling_rows_S: Int32Array
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The good extend rows, in the order of the step's tokens."""
+        extend, first = slice(0, self.num_extend), 0
+        columns = (self.rows_R[extend].tolist(), self.starts_R[extend].tolist(), self.ends_R[extend].tolist())
+        for row, start, end in zip(*columns, strict=True):
+            yield Chunk(row, start, end, first)
+            first += end - start
 
 
 def read_step(rows: Rows, batch: ScheduleBatch) -> Step:
@@ -110,9 +128,7 @@ def _read_columns(rows: Rows, batch: ScheduleBatch) -> tuple[Int32Array, Int32Ar
 
 
 def _token_ids(rows: Rows, step: Step) -> Int64Array:
-    extend = slice(0, step.num_extend)
-    columns = (step.rows_R[extend].tolist(), step.starts_R[extend].tolist(), step.ends_R[extend].tolist())
-    chunks = [rows.input_ids[row][start:end] for row, start, end in zip(*columns, strict=True)]
+    chunks = [rows.input_ids[chunk.row][chunk.start : chunk.end] for chunk in step.chunks()]
     return np.concatenate((*chunks, rows.last_tokens[step.rows_R[step.num_extend :]]), dtype=np.int64)
 
 

@@ -8,7 +8,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ..common.batch_messages import ROW_ERROR, ROW_GRAMMAR_ENDED, BatchResult, GrammarReady, ScheduleBatch
+from ..common.batch_messages import (
+    ROW_ERROR,
+    ROW_GRAMMAR_ENDED,
+    ROW_REFUSED,
+    BatchResult,
+    GrammarReady,
+    ScheduleBatch,
+)
 from ..common.logprobs import TokenLogprobs
 from ..common.messages import pack_int32
 from .communicator import Communicator
@@ -22,7 +29,8 @@ from .sampler import next_tokens
 from .step import Step, build_forward_batch, read_step
 
 FAILED_TOKEN = -1
-NO_TOKEN_MESSAGE = "the model's logits allow no token (NaN or all forbidden)"  # noqa: S105 - not a secret
+NAN_MESSAGE = "the model's logits are NaN"
+CONFLICT_MESSAGE = "the grammar, bad_words and min_tokens of the request together allow no token"
 
 
 class Model(Protocol):
@@ -44,6 +52,7 @@ class Computed:
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
     ended_rows: list[int] = field(default_factory=list)  # whose grammar allows nothing more
+    refused_rows: list[int] = field(default_factory=list)  # whose request allows no token
 
 
 class Worker:
@@ -96,13 +105,22 @@ class Worker:
             if parts:
                 computed.prompt_logprobs.update(prompt_logprobs(parts, output.hidden_NF[:num], self._model.logits))
             computed.embeddings.update(pool(rows, pooled, output.hidden_NF[num:]))
-        for row in sampling[computed.token_ids_S == FAILED_TOKEN].tolist():
-            rows.fail(row, self._why_no_token(row))
+        for index in np.flatnonzero(computed.token_ids_S == FAILED_TOKEN).tolist():
+            row = int(sampling[index])
+            message, is_own_fault = self._why_no_token(row, output.logits_SV, index)
+            rows.fail(row, message)
             step.errors[row] = rows.errors[row]
+            if is_own_fault:
+                computed.refused_rows.append(row)
         return computed
 
-    def _why_no_token(self, row: int) -> str:
-        return (self.grammars.error(row) if self.grammars is not None else "") or NO_TOKEN_MESSAGE
+    def _why_no_token(self, row: int, logits_SV: torch.Tensor | None, index: int) -> tuple[str, bool]:
+        """What rank 0 tells of it, and whether the request is the cause."""
+        failed = self.grammars.failure(row) if self.grammars is not None else None
+        if failed is not None:
+            return failed.error, failed.is_too_expensive
+        is_nan = logits_SV is None or bool(logits_SV[index].isnan().any())
+        return (NAN_MESSAGE, False) if is_nan else (CONFLICT_MESSAGE, True)
 
     def _sample(
         self, sampling: Int32Array, logits_SV: torch.Tensor | None, filling: "Future[Masks] | None"
@@ -129,7 +147,12 @@ class Worker:
         num_tokens_R[step.is_sampling_R] = token_ids_S != FAILED_TOKEN
         num_tokens[step.is_good_N] = num_tokens_R
         generations, row_lens = self._known_columns(step)
-        for which, flag in ((step.errors, ROW_ERROR), (computed.ended_rows, ROW_GRAMMAR_ENDED)):
+        flagged = (
+            (step.errors, ROW_ERROR),
+            (computed.ended_rows, ROW_GRAMMAR_ENDED),
+            (computed.refused_rows, ROW_REFUSED),
+        )
+        for which, flag in flagged:
             if which:
                 flags[np.isin(step.rows_N, list(which))] |= flag
         return BatchResult(

@@ -1,6 +1,7 @@
 """Grammars in the worker: a row's tokens follow its grammar in any batch, cut or resumed anywhere, and it ends with it."""
 
 import os
+import random
 import re
 import time
 from collections.abc import Iterator
@@ -8,9 +9,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
+from llguidance import LLMatcher
 
-from millstream.common.batch_messages import ROW_ERROR, ROW_GRAMMAR_ENDED, BatchResult, GrammarReady
+from millstream.common.batch_messages import ROW_ERROR, ROW_GRAMMAR_ENDED, ROW_REFUSED, BatchResult, GrammarReady
+from millstream.common.grammar_tokenizer import make_grammar_tokenizer, parser_limits
 from millstream.common.messages import unpack_int32
 from millstream.common.sampling_params import SamplingParams
 from millstream.common.tokenizer import Tokenizer, TokenizerError
@@ -177,11 +181,27 @@ def test_outputs_that_are_not_the_grammars_fail_their_row_alone(driver: Driver) 
     assert unpack_int32(again.flags if again else b"") == [ROW_ERROR, 0]
 
 
+def test_a_grammar_that_grows_too_large_fails_its_row_alone(driver: Driver) -> None:
+    wide = {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(1500)}}
+    announce(driver, msgspec.json.encode({"grammars": [{"json_schema": wide}]}).decode())
+    driver.add(0, PROMPT, HOT, grammar=0)
+    driver.add(1, PROMPT, HOT)
+    assert read(driver.step({0: range(7)})).tokens[0]
+    result = driver.step({1: range(7)}, [0])
+    assert unpack_int32(result.flags if result else b"") == [0, ROW_ERROR | ROW_REFUSED]
+    assert "max is" in read(result).errors[0]
+    assert read(driver.step(decodes=[0, 1])).tokens[1]
+
+
 def test_bias_that_forbids_all_that_the_grammar_allows_is_an_error(driver: Driver) -> None:
     announce(driver, regex("7"))
     words = tuple((token_id,) for token_id in range(VOCAB_SIZE) if "7" in text([token_id]))
     driver.add(0, PROMPT, msgspec.structs.replace(HOT, bad_words=words), grammar=0)
-    assert read(driver.step({0: range(7)})).tokens == {0: []}
+    result = driver.step({0: range(7)})
+    assert unpack_int32(result.flags if result else b"") == [ROW_ERROR | ROW_REFUSED]
+    outcome = read(result)
+    assert outcome.tokens == {0: []}
+    assert "bad_words" in outcome.errors[0]
 
 
 def test_a_matcher_that_fails_in_mid_answer_allows_nothing_and_its_row_says_so(driver: Driver) -> None:
@@ -242,6 +262,32 @@ def test_end_words_are_cleared_unless_nothing_else_is_left() -> None:
     alone = np.array([1, 0, 0], np.int32)
     words.clear(alone)
     assert alone.tolist() == [1, 0, 0]
+
+
+def test_what_a_grammar_keeps_of_the_rows_that_followed_it_is_bounded() -> None:
+    tokenizer = make_grammar_tokenizer(TOKENIZER, VOCAB_SIZE)
+    compiled = LLMatcher(tokenizer, regex("[a-z ]*a[a-z ]{900}c"), log_level=0, limits=parser_limits())
+    letters, draw, process = text_ids("abcdefgh"), random.Random(0), psutil.Process()
+    before = process.memory_info().rss
+    for _ in range(200):
+        matcher, num_tokens = compiled.deep_copy(), 0
+        while num_tokens < 800 and matcher.consume_token(draw.choice(letters)):
+            matcher.compute_bitmask()
+            num_tokens += 1
+        if num_tokens < 800:
+            break
+    assert matcher.get_error().startswith("lexer error: too many states")
+    assert (process.memory_info().rss - before) / 2**20 < 40
+
+
+def text_ids(characters: str) -> list[int]:
+    """The token of each character."""
+    return [TOKENIZER.encode(each, add_special_tokens=False)[0] for each in characters]
+
+
+def test_a_grammar_is_freed_once_it_is_there(driver: Driver) -> None:
+    with pytest.raises(BatchError, match="grammar 5 is freed, which is not ready"):
+        driver.worker.run_step(msgspec.structs.replace(driver.batch(), freed_grammars=np.int32(5).tobytes()))
 
 
 def tokens_of_rank(tiny_model: Path, size: int, rank: int, memory: int) -> list[int]:
