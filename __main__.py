@@ -1,11 +1,11 @@
 """The command line: `millstream COMMAND ...`. It only dispatches; each command imports what it needs."""
 
-import difflib
 import importlib
 import signal
 import sys
 
 from . import __version__
+from .common.did_you_mean import did_you_mean
 
 COMMANDS = {
     "serve": ("millstream.tokenizer_manager.serve_command:main", "serve a model over HTTP"),
@@ -55,9 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"millstream {__version__}")
         return 0
     if argv[0] not in COMMANDS:
-        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        print(f"millstream: unknown command {argv[0]!r}{hint}\n{usage()}", file=sys.stderr)
+        print(f"millstream: unknown command {argv[0]!r}{did_you_mean(argv[0], COMMANDS)}\n{usage()}", file=sys.stderr)
         return 2
     module_name, function_name = COMMANDS[argv[0]][0].split(":")
     try:

@@ -1,12 +1,12 @@
 """The command line of `millstream serve`, made from the fields of ServerArgs."""
 
 import argparse
-import difflib
 from typing import Any, NoReturn
 
 import msgspec
 
 from .config import ServerArgs
+from .did_you_mean import did_you_mean
 from .flags import ConfigError, Flag, flag_name, flags, reader_of
 
 GROUP_TITLES = {
@@ -31,8 +31,7 @@ class Parser(argparse.ArgumentParser):
         namespace, unknown = self.parse_known_args(argv)
         if unknown:
             name = unknown[0].split("=")[0]
-            near = difflib.get_close_matches(name, self._option_string_actions, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; see --help"
+            hint = did_you_mean(name, self._option_string_actions) or "; see --help"
             raise ConfigError(f"unknown argument {name}{hint}")
         return namespace
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from .flags import ConfigError, check_ranges, flag, flag_name
+from .flags import flag
 
 GOMP_SPINCOUNT = "20000"  # iterations, some 0.1 ms: threads that wait longer than that give their core away
 QUEUED_KV_CACHES = 8  # --max-queued-tokens where it is not given, in sizes of the KV cache
@@ -23,7 +23,7 @@ EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "priority")
 
 
 class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `millstream serve` can be told. Checked once by `check_args`, then only read."""
+    """Everything that `millstream serve` can be told. Checked once by config_checks.check_args, then only read."""
 
     model_path: Annotated[
         str,
@@ -141,6 +141,9 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     log_requests: Annotated[bool, flag("serving", "log a line for every request that ends")] = False
     strict_params: Annotated[
         bool, flag("serving", "refuse fields of a body that the route does not know, in place of ignoring them")
+    ] = False
+    incremental_streaming_output: Annotated[
+        bool, flag("serving", "events of a streamed /generate bring what is new, in place of all so far")
     ] = False
     sse_keep_alive_interval: Annotated[
         float,
@@ -314,47 +317,6 @@ class ChildConfig(msgspec.Struct, frozen=True):
     args: ServerArgs
     shared_memory_fd: int = -1  # the ranks' collective buffers (memfd), -1 where unused
     keeps_dense: bool = True  # a dense copy of the layers that have a quantised one
-
-
-def check_args(args: ServerArgs) -> ServerArgs:
-    """Raise ConfigError naming the first flag that is wrong, alone or beside others; returns the args."""
-    check_ranges(args)
-    if not all(args.served_model_name):
-        raise ConfigError("--served-model-name must not be empty")
-    if args.page_size & (args.page_size - 1):
-        raise ConfigError(f"--page-size must be a power of two, not {args.page_size}")
-    _check_scheduling(args)
-    _check_quantization(args)
-    if args.max_total_tokens is not None and args.max_total_tokens < args.page_size:
-        raise ConfigError(f"--max-total-tokens must hold at least one page of {args.page_size} tokens")
-    return args
-
-
-def _check_quantization(args: ServerArgs) -> None:
-    """Refuse formats that nothing multiplies there."""
-    if args.quantization in ("auto", "none"):
-        return
-    if args.device == "cuda":
-        raise ConfigError(f"--quantization {args.quantization} is not built for --device cuda yet, only for cpu")
-    if args.kernel_backend == "torch":
-        raise ConfigError(
-            f"--quantization {args.quantization} needs the C operators that --kernel-backend torch switches off"
-        )
-
-
-def _check_scheduling(args: ServerArgs) -> None:
-    """Refuse flags that would have no effect beside the others, or leave a step no room for a page."""
-    for name in ("chunked_prefill_size", "max_prefill_tokens"):
-        if 0 < getattr(args, name) < args.page_size:
-            raise ConfigError(f"{flag_name(name)} must be at least a page of {args.page_size} tokens (--page-size)")
-    if args.enable_priority_scheduling and args.schedule_policy not in ("fcfs", "lof"):
-        raise ConfigError(f"--enable-priority-scheduling goes with fcfs and lof, not {args.schedule_policy}")
-    if args.schedule_low_priority_values_first and not args.enable_priority_scheduling:
-        raise ConfigError("--schedule-low-priority-values-first needs --enable-priority-scheduling")
-    if args.disable_radix_cache and args.schedule_policy in CACHE_AWARE_POLICIES:
-        raise ConfigError(
-            f"--schedule-policy {args.schedule_policy} needs the cache that --disable-radix-cache switches off"
-        )
 
 
 def process_environment() -> dict[str, str]:

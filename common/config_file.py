@@ -1,11 +1,11 @@
 """Settings from a TOML file: keys are the flags' names without their dashes in front."""
 
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from .config import ServerArgs
+from .did_you_mean import did_you_mean
 from .flags import ConfigError, Flag, field_of_flag, flags
 
 MAX_BYTES = 1 << 20
@@ -41,8 +41,7 @@ def _read(file: str) -> dict[str, Any]:
 
 
 def _hint(key: str, names: dict[str, str]) -> str:
-    near = difflib.get_close_matches("--" + key.replace("_", "-"), names, n=1)
-    return f"; did you mean {near[0].removeprefix('--')}?" if near else ""
+    return did_you_mean(key.replace("_", "-"), [name.removeprefix("--") for name in names])
 
 
 def _value(at: str, kind: type, declared: Flag, value: Any) -> Any:

@@ -1,11 +1,11 @@
 """Settings from the environment: --max-running-requests is MILLSTREAM_MAX_RUNNING_REQUESTS."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from .config import ServerArgs
+from .did_you_mean import did_you_mean
 from .flags import ConfigError, flags, reader_of
 
 PREFIX = "MILLSTREAM_"
@@ -32,8 +32,7 @@ def read_variables(environment: Mapping[str, str]) -> tuple[dict[str, Any], list
         elif variable in variables:
             values[variables[variable]] = _read(variable, variables[variable], text)
         elif not KUBERNETES_NAME.fullmatch(variable):
-            near = difflib.get_close_matches(variable, variables, n=1)
-            notices.append(f"{variable} is no setting" + (f"; did you mean {near[0]}?" if near else ""))
+            notices.append(f"{variable} is no setting{did_you_mean(variable, variables)}")
     return values, notices
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from .command_line import parse_flags
-from .config import ServerArgs, check_args
+from .config import ServerArgs
+from .config_checks import check_args
 from .config_file import read_config_file
 from .config_variables import read_variables
 from .flags import ConfigError, flag_name, flags, shown_value

@@ -15,7 +15,8 @@ from typing import Any, Self
 
 import msgspec
 
-from ..common.config import ServerArgs, check_args
+from ..common.config import ServerArgs
+from ..common.config_checks import check_args
 from ..common.flags import ConfigError
 from .api.embedding_service import EmbeddingRequest
 from .api.generate_protocol import GenerateBody
@@ -117,16 +118,19 @@ class Engine:
             while (event := self._wait(stream.next())) is not None:
                 yield event
         finally:
-            with contextlib.suppress(EngineEnded):
-                self._wait(stream.close())
+            self._close(stream)
 
     async def _iterate_async(self, stream: EngineStream) -> AsyncIterator[dict[str, Any]]:
         try:
             while (event := await asyncio.wrap_future(self._thread.submit(stream.next()))) is not None:
                 yield event
         finally:
-            with contextlib.suppress(EngineEnded):
-                self._thread.submit(stream.close())
+            self._close(stream)
+
+    def _close(self, stream: EngineStream) -> None:
+        """Abort what a stream still does. It waits for nothing: the collector may call it in any thread, the loop's too."""
+        with contextlib.suppress(EngineEnded):
+            self._thread.submit(stream.close())
 
     def _wait(self, coroutine: Any) -> Any:
         future = self._thread.submit(coroutine)

@@ -39,7 +39,7 @@ class EngineThread:
         self._entries = entries
         self._ready: Future[None] = Future()
         self._cause = "it was shut down"
-        self._ends = threading.Lock()  # held while something is handed to the loop, and while it is said to have ended
+        self._ends = threading.RLock()  # held while something is handed to the loop, and while it is said to have ended
         self._has_ended = False
         self._loop = uvloop.new_event_loop()
         self._stop = asyncio.Event()

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import msgspec
 
 from ...common.batch_messages import BatchResult, PageColumns, ScheduleBatch
-from ...common.config import ServerArgs, check_args
+from ...common.config import ServerArgs
+from ...common.config_checks import check_args
 from ...common.flags import ConfigError
 from ...common.messages import unpack_int32
 from ...common.text_messages import BatchTokenIDOutput

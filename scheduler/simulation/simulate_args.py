@@ -6,7 +6,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from ...common.command_line import Parser, add_flags
-from ...common.config import SCHEDULE_POLICIES, ServerArgs, check_args
+from ...common.config import SCHEDULE_POLICIES, ServerArgs
+from ...common.config_checks import check_args
 from ...common.flags import ConfigError, Flag, check_ranges, flag, flag_name, flags
 from .cost_model import packaged_names
 from .distribution import ARRIVALS, SYNTAX

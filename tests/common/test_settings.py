@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millstream.common.config import ServerArgs, check_args
+from millstream.common.config import ServerArgs
+from millstream.common.config_checks import check_args
 from millstream.common.flags import ConfigError, Flag, field_of_flag, flags, shown_value
 from millstream.common.settings import read_settings, shown_args
 from millstream.common.vllm_flags import ALIASES, TRANSLATIONS

@@ -15,7 +15,7 @@ from millstream.common.flags import ConfigError
 from millstream.common.model_error import ModelError
 from millstream.tokenizer_manager.api_error import APIError
 from tests.e2e.engine_programs import num_inflight
-from tests.e2e.server_process import ServerProcess, environment, serving, wait_until
+from tests.e2e.server_process import ServerProcess, environment, wait_until
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 12}
 SEEDED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 7, "max_new_tokens": 12}
@@ -28,9 +28,8 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with serving("smollm2", "--max-total-tokens", "20000") as server:
-        yield server
+def server(default_server: ServerProcess) -> ServerProcess:
+    return default_server
 
 
 def answer(body: Any) -> Any:
@@ -123,6 +122,17 @@ def test_what_nobody_waits_for_any_more_is_aborted(engine: Engine) -> None:
 
     asyncio.run(leave())
     wait_until(lambda: num_inflight(engine) == 0, 10, "a cancelled call is aborted")
+
+
+def test_the_collector_may_close_a_stream_in_the_engines_own_thread(engine: Engine) -> None:
+    stream = engine.generate("Count: 1 2 3", {"max_new_tokens": 8000, "ignore_eos": True}, stream=True)
+    next(stream)
+
+    async def collect() -> None:
+        stream.close()
+
+    engine._thread.submit(collect()).result(10)
+    wait_until(lambda: num_inflight(engine) == 0, 10, "a collected stream is aborted")
 
 
 def test_wrong_arguments_start_nothing() -> None:
