@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 600
 CLIENTS ?=
 SCHEMAS ?= 200
 
-.PHONY: install serve test test-long check test-wheel clean test-fuzz test-clients test-grammar
+.PHONY: install serve test test-long check test-wheel clean test-fuzz test-salts test-clients test-grammar
 
 install: .venv/installed
 
@@ -36,11 +36,15 @@ test-long: install
 test-fuzz: install
 	$(BIN)/python -m tests.http.fuzz --seconds $(FUZZ_SECONDS)
 
+# Whether the time to the first token tells what another cache_salt holds: 30 pairs of prompts.
+test-salts: install
+	$(BIN)/python -m tests.http.salt_timing
+
 # 200 JSON Schemas of 20 kinds, answered by the packaged model at temperature 1: each answer that ends must be valid.
 test-grammar: install
 	$(BIN)/python -m tests.grammar.battery --schemas $(SCHEMAS)
 
-# Real clients, each in an environment of its own below build/clients, against a live server (CLIENTS= names some).
+# Real clients against a live server, most of them in environments of their own below build/clients (CLIENTS= names some).
 test-clients: install
 	$(BIN)/python -m tests.clients.run $(CLIENTS)
 
@@ -55,7 +59,7 @@ test-wheel: install
 	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w build/wheel .
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target build/wheel/site build/wheel/millstream-*.whl
 	PYTHONPATH=build/wheel/site $(BIN)/python -m pytest -q -p no:cacheprovider -o pythonpath= \
-		--expect-package build/wheel/site -m 'not source_tree' tests/common tests/detokenizer tests/e2e/test_smoke.py
+		--expect-package build/wheel/site -m 'not source_tree' tests/common tests/detokenizer tests/e2e/test_ten_minutes.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

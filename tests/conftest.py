@@ -2,13 +2,14 @@
 
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import millstream
 from millstream.common.cpu import C_COMPILERS
+from tests.e2e.server_process import EXACT_FLAGS, ServerProcess, serving
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,3 +46,17 @@ def c_compiler(system_tool: Callable[[str, str], str]) -> str:
     """The path of a C compiler; skips what tests C operators where there is none."""
     tool = next((name for name in C_COMPILERS if shutil.which(name)), C_COMPILERS[0])
     return system_tool(tool, "apt-get install gcc libc6-dev")
+
+
+@pytest.fixture(scope="session")
+def default_server() -> Iterator[ServerProcess]:
+    """The packaged model with default flags, for all tests that leave nothing behind."""
+    with serving("smollm2") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def exact_server() -> Iterator[ServerProcess]:
+    """The packaged model in float32, with a log of everything, for all tests that leave nothing behind."""
+    with serving("smollm2", *EXACT_FLAGS, "--log-level", "debug") as server:
+        yield server

@@ -21,6 +21,7 @@ import millstream
 PACKAGE_PARENT = Path(next(iter(millstream.__path__))).parent
 ROOT = Path(__file__).parent.parent.parent
 READY_SECONDS = 3 * 8.0
+EXACT_FLAGS = ("--dtype", "float32", "--quantization", "none")
 PATIENCE_SECONDS = 90.0  # where a start-up is not what is tested: the machine may be busy
 
 
@@ -50,15 +51,24 @@ def millstream(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 class ServerProcess:
-    """`millstream serve ARGS` with a temporary directory of its own."""
+    """`millstream serve ARGS` with a temporary directory of its own.
+
+    `site` is a folder whose sitecustomize.py all its processes run first.
+    """
 
     def __init__(
-        self, *args: str, program: tuple[str, ...] = ("-m", "millstream", "serve"), directory: Path | None = None
+        self,
+        *args: str,
+        program: tuple[str, ...] = ("-m", "millstream", "serve"),
+        directory: Path | None = None,
+        site: Path | None = None,
     ) -> None:
         self.directory = directory or make_directory()
         self.log_path = self.directory / "log"
         self.shared_memory_before = {path.name for path in Path("/dev/shm").iterdir()}
         self.environment = {**environment(), "TMPDIR": str(self.directory)}
+        if site is not None:
+            self.environment["PYTHONPATH"] = f"{site}{os.pathsep}{self.environment['PYTHONPATH']}"
         command = [sys.executable, "-P", *program, "--port", "0", *args]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
@@ -95,7 +105,7 @@ class ServerProcess:
 
         def is_ready() -> bool:
             assert self.process.poll() is None, self.log
-            with contextlib.suppress(requests.ConnectionError):
+            with contextlib.suppress(requests.ConnectionError, requests.Timeout):
                 return requests.get(url + "/readyz", timeout=5).status_code == 200
             return False
 
@@ -186,9 +196,11 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def serving(*args: str, program: tuple[str, ...] = ("-m", "millstream", "serve")) -> Iterator[ServerProcess]:
+def serving(
+    *args: str, program: tuple[str, ...] = ("-m", "millstream", "serve"), site: Path | None = None
+) -> Iterator[ServerProcess]:
     """A server that is ready, killed at the end if it still runs."""
-    server = ServerProcess(*args, program=program)
+    server = ServerProcess(*args, program=program, site=site)
     try:
         yield server.wait_until_ready()
     finally:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -10,19 +9,17 @@ import pytest
 import requests
 
 from tests.e2e.make_logprobs import LABELS, PromptLogprobs, load_logprobs
-from tests.e2e.server_process import ServerProcess, serving, wait_until
+from tests.e2e.server_process import EXACT_FLAGS, ServerProcess, serving, wait_until
 
 TOLERANCE = 1e-4
-FLAGS = ("--dtype", "float32", "--quantization", "none")
 REFERENCES = load_logprobs()
 PROMPTS = [reference.prompt_ids for reference in REFERENCES]
 NUM_OUTPUTS = 8
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with serving("smollm2", *FLAGS) as server:
-        yield server
+def server(exact_server: ServerProcess) -> ServerProcess:
+    return exact_server
 
 
 def ask(server: ServerProcess, ids: list[int], start_len: int = 0, **fields: Any) -> dict[str, Any]:
@@ -119,7 +116,7 @@ def test_chunks_retraction_and_ranks_make_no_difference(server: ServerProcess) -
     expected = [ask(server, ids, params=many) for ids in prompts]
     num_tokens = sum(map(len, prompts))
     tight = ("--max-total-tokens", str(num_tokens + 40), "--page-size", "1", "--schedule-conservativeness", "0")
-    with serving("smollm2", *FLAGS, *tight, "--tp-size", "2", "--chunked-prefill-size", "48") as other:
+    with serving("smollm2", *EXACT_FLAGS, *tight, "--tp-size", "2", "--chunked-prefill-size", "48") as other:
         found = ask_all(other, prompts, params=many)
         wait_until(lambda: other.metric("millstream_num_retracted_requests_total") > 0, 10, "a request was retracted")
     for ours, theirs in zip(found, expected, strict=True):

@@ -1,12 +1,11 @@
 """Seeded answers are the same whatever runs beside them, however prompts are cut, and on however many ranks."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.e2e.server_process import ServerProcess, serving, wait_until
+from tests.e2e.server_process import EXACT_FLAGS, ServerProcess, serving, wait_until
 
 CHANGES: list[dict[str, Any]] = [
     {},
@@ -16,7 +15,6 @@ CHANGES: list[dict[str, Any]] = [
     {"bad_words": ["the", "mill"], "min_p": 0.02},
     {"n": 3, "repetition_penalty": 1.2},
 ]
-FLAGS = ("--dtype", "float32", "--quantization", "none")
 
 
 def ask(server: ServerProcess, index: int) -> list[list[int]]:
@@ -30,17 +28,16 @@ def ask(server: ServerProcess, index: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
+def server(exact_server: ServerProcess) -> ServerProcess:
     """One rank, and memory for all."""
-    with serving("smollm2", *FLAGS) as server:
-        yield server
+    return exact_server
 
 
 def test_seeded_answers_are_stable_across_batches_chunks_retractions_and_ranks(server: ServerProcess) -> None:
     alone = [ask(server, index) for index in range(len(CHANGES))]
     check_answers(alone)
     flags = ("--max-total-tokens", "300", "--page-size", "1", "--schedule-conservativeness", "0")
-    with serving("smollm2", *FLAGS, *flags, "--tp-size", "2", "--chunked-prefill-size", "17") as tight:
+    with serving("smollm2", *EXACT_FLAGS, *flags, "--tp-size", "2", "--chunked-prefill-size", "17") as tight:
         with ThreadPoolExecutor(len(CHANGES)) as pool:
             together = list(pool.map(lambda index: ask(tight, index), range(len(CHANGES))))
         wait_until(lambda: tight.metric("millstream_num_retracted_requests_total") > 0, 10, "a request was retracted")

@@ -1,40 +1,18 @@
 """From the command to the first answer."""
 
-import os
 import re
-import socket
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
 
-from tests.e2e.server_process import READY_SECONDS, ServerProcess, serving
-
-PLAN = (
-    "model",
-    "architecture",
-    "parameters",
-    "dtype",
-    "weights",
-    "KV bytes a token",
-    "KV tokens",
-    "context",
-    "max running requests",
-    "chunk size",
-    "page size",
-    "tp size",
-    "device",
-    "listening on",
-)
+from tests.e2e.server_process import ServerProcess
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with serving("smollm2", "--log-level", "debug") as server:
-        yield server
+def server(exact_server: ServerProcess) -> ServerProcess:
+    return exact_server
 
 
 def test_it_answers_while_it_loads_and_says_that_it_is_not_ready() -> None:
@@ -54,36 +32,11 @@ def test_it_answers_while_it_loads_and_says_that_it_is_not_ready() -> None:
         server.kill()
 
 
-def test_the_plan_comes_before_the_model_and_names_everything(server: ServerProcess) -> None:
-    plan = server.log.partition("ready in")[0]
-    assert not [name for name in PLAN if not re.search(rf"^\s*{name}\s{{2,}}\S", plan, re.MULTILINE)]
-
-
 def test_the_plan_and_server_info_say_where_values_come_from_in_words(server: ServerProcess) -> None:
     assert re.search(r"^\s*set by flags  .*--log-level debug", server.log, re.MULTILINE)
     info = requests.get(server.url + "/server_info", timeout=5).json()
     assert (info["origins"]["log_level"], info["args"]["chunked_prefill_size"]) == ("flags", "auto")
     assert "page_size" not in info["origins"]
-
-
-def test_it_says_how_long_it_took_and_the_curl_line_works(server: ServerProcess) -> None:
-    found = re.search(r"ready in ([\d.]+) s: (http\S+)", server.log)
-    assert found
-    assert float(found[1]) < READY_SECONDS
-    command = next(line for line in server.log.splitlines() if line.startswith("try: ")).removeprefix("try: ")
-    done = subprocess.run(
-        ["bash", "-c", command.replace("curl", "curl -sS", 1)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.rstrip().endswith("data: [DONE]")
-    assert '"content"' in done.stdout
-
-
-def test_the_root_says_what_the_routes_are(server: ServerProcess) -> None:
-    page = requests.get(server.url + "/", timeout=5)
-    assert page.status_code == 200
-    assert not [
-        route for route in ("/v1/chat/completions", "/generate", "/metrics", "/readyz") if route not in page.text
-    ]
 
 
 def test_idle_processes_use_under_two_percent_of_a_core(server: ServerProcess) -> None:
@@ -109,24 +62,6 @@ def cpu_seconds(pid: int) -> float:
     """User and system time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
-
-
-def test_a_taken_port_is_one_line_within_a_second() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        start = time.monotonic()
-        server = ServerProcess("smollm2", "--port", str(port))
-        try:
-            assert server.process.wait(10) == 2
-            assert time.monotonic() - start < 3 * 1.0
-            assert re.fullmatch(
-                rf"millstream: error: port {port} on 127.0.0.1 is taken by process {os.getpid()} \([^)]+\); "
-                rf"--port \d+ is free\n",
-                server.log,
-            )
-            server.check_nothing_left()
-        finally:
-            server.kill()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.e2e.server_process import serving
+from tests.e2e.server_process import ServerProcess
 
 PARAMETERS = {
     "type": "object",
@@ -24,8 +24,8 @@ MESSAGES: Any = [{"role": "user", "content": "How is the weather in Bern?"}]
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    with serving("smollm2") as server, openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client:
+def client(default_server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=default_server.url + "/v1", api_key="none") as client:
         yield client
 
 
@@ -79,6 +79,30 @@ def test_with_a_response_format_an_answer_is_json_or_a_call(client: openai.OpenA
         assert answer.finish_reason == ("tool_calls" if texts else "stop")
         for text in texts or [answer.message.content or ""]:
             jsonschema.validate(json.loads(text), PARAMETERS)
+
+
+def test_calls_of_its_own_choice_obey_where_tools_are_strict(client: openai.OpenAI) -> None:
+    """Earlier calls in the chat have the model make some; by itself it spoils four of five."""
+    messages: list[Any] = []
+    for city in ("Rome", "Paris", "Oslo"):
+        function = {"name": "weather", "arguments": json.dumps({"city": city, "unit": "C"})}
+        messages += [
+            {"role": "user", "content": f"How is the weather in {city}?"},
+            {"role": "assistant", "tool_calls": [{"id": city, "type": "function", "function": function}]},
+            {"role": "tool", "tool_call_id": city, "content": "sunny"},
+            {"role": "assistant", "content": "It is sunny."},
+        ]
+    tools: Any = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    answer = client.chat.completions.create(
+        model="smollm2", messages=[*messages, *MESSAGES], tools=tools, n=16, seed=3, max_tokens=64
+    )
+    calls = [call for choice in answer.choices for call in choice.message.tool_calls or ()]
+    assert calls
+    for choice in answer.choices:
+        if choice.finish_reason != "length":
+            for call in choice.message.tool_calls or ():
+                assert call.type == "function"
+                jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
 
 
 def test_a_forced_call_streams_and_goes_on(client: openai.OpenAI) -> None:

@@ -5,6 +5,8 @@ has decided; whatever the order, the client gets one answer, and the scheduler i
 product; a case that fails is printed.
 """
 
+import multiprocessing
+import os
 from collections import Counter, deque
 from itertools import product
 from typing import NamedTuple
@@ -296,18 +298,36 @@ def all_cases() -> list[Case]:
     return [Case(token_end, at, regex, what, *delays, options) for token_end, at, regex, what, delays, options in parts]
 
 
-def test_two_ends_in_any_order_make_one_answer_and_leave_the_scheduler_clean() -> None:
+def run_case(case: Case) -> Counter[str]:
+    """Where its abort and its notice came; AssertionError where anything is wrong."""
+    drive = Drive(case)
+    drive.run_case()
+    check_answer(drive)
+    check_clean(drive)
+    return Counter([f"abort comes {drive.abort_status}", f"notice comes {drive.notice_status}"])
+
+
+def run_share(cases: list[Case]) -> tuple[Counter[str], list[Case]]:
+    """What was met, and the first case that fails."""
     seen: Counter[str] = Counter()
-    for case in all_cases():
-        drive = Drive(case)
+    for case in cases:
         try:
-            drive.run_case()
-            check_answer(drive)
-            check_clean(drive)
-        except AssertionError as error:
-            raise AssertionError(f"{case}: {error}") from error
-        seen[f"abort comes {drive.abort_status}"] += 1
-        seen[f"notice comes {drive.notice_status}"] += 1
+            seen += run_case(case)
+        except AssertionError:
+            return seen, [case]
+    return seen, []
+
+
+def test_two_ends_in_any_order_make_one_answer_and_leave_the_scheduler_clean() -> None:
+    cases = all_cases()
+    num_processes = os.cpu_count() or 1
+    seen: Counter[str] = Counter()
+    with multiprocessing.get_context("spawn").Pool(num_processes) as pool:
+        for met, failed in pool.imap(run_share, [cases[index::num_processes] for index in range(num_processes)]):
+            seen += met
+            for case in failed:
+                print(case)
+                run_case(case)  # again, to be told what is wrong
     places = {"IN FLIGHT", "RUNNING", "RETRACTED", "ENDING", "ENDED"}
     for place in places:
         assert seen[f"abort comes {place}"], (place, seen)

@@ -124,6 +124,9 @@ def test_an_error_is_shown_and_the_message_is_not_lost(page: Page, server: LiveS
     ask(page, "x" * 400, waits=False)
     page.wait(IS_DONE + " && document.querySelector('.assistant .bad')")
     assert "context is 300 tokens" in page.text(".assistant .bad")
+    assert page.js("getComputedStyle(document.querySelector('.assistant .bad')).color") == "rgb(168, 32, 26)"
+    error, composer = (f"document.querySelector('{name}').getBoundingClientRect()" for name in (".bad", "#composer"))
+    assert page.js(f"{error}.bottom <= {composer}.top"), "it is in view"
     assert page.js("document.querySelector('#input').value") == "x" * 400
     page.fill("#input", "")
     page.click("#open-settings")
@@ -200,6 +203,7 @@ def test_everything_is_within_reach(
     page.wait(IS_DONE)
     for selector in ("#new", "#open-settings", "#send", "#input", "#model"):
         assert_in_view(page, selector)
+    page.fill("#input", "x" * 400)
     page.screenshot(tmp_path / "chat.png")
     assert page.js("document.documentElement.scrollWidth") <= size["width"]
     assert page.js("document.documentElement.scrollHeight") <= size["height"]

@@ -1,25 +1,18 @@
 """/ui over the packaged model: an answer of a model, and the server's own figures."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.e2e.server_process import ServerProcess, serving
+from tests.e2e.server_process import ServerProcess
 from tests.ui.browser import Browser
 
 SETTINGS = {"temperature": "0", "max_tokens": "40"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with serving("smollm2") as server:
-        yield server
-
-
-def test_a_person_asks_and_sees_what_the_server_does(browser: Browser, server: ServerProcess, tmp_path: Path) -> None:
-    page = browser.open(server.url + "/ui", width=1280, height=800)
+def test_a_person_asks_and_sees_what_the_server_does(
+    browser: Browser, default_server: ServerProcess, tmp_path: Path
+) -> None:
+    page = browser.open(default_server.url + "/ui", width=1280, height=800)
     page.wait("document.querySelector('#model').value === 'smollm2'")
     page.click("#open-settings")
     for name, text in SETTINGS.items():

@@ -5,7 +5,7 @@ from typing import Any
 from .terminal_text import printable
 
 BAR_WIDTH = 20
-COLUMNS = "{:<40} {:>8} {:>8} {:>8} {:>9} {:>9}"
+COLUMNS = "{:>8} {:>8} {:>8} {:>9} {:>9}  {}"
 NARROWEST = 40
 
 
@@ -18,7 +18,7 @@ def table(title: str, figures: dict[str, Any], *, width: int, height: int) -> st
     rows = [_row(request) for request in shown]
     if len(shown) < len(requests):
         rows.append(f"... and {len(requests) - len(shown)} more")
-    lines = [*head, COLUMNS.format("REQUEST", "AGE s", "PROMPT", "OUTPUT", "TTFT ms", "TOKENS/s"), *rows]
+    lines = [*head, COLUMNS.format("AGE s", "PROMPT", "OUTPUT", "TTFT ms", "TOKENS/s", "REQUEST"), *rows]
     return "\n".join(printable(line)[: max(width, NARROWEST)].rstrip() for line in lines)
 
 
@@ -28,13 +28,14 @@ def _head(figures: dict[str, Any]) -> list[str]:
     bar = "#" * filled + "." * (BAR_WIDTH - filled)
     paused = "   PAUSED" if figures["paused"] else ""
     return [
+        f"requests  running {figures['running']}   queued {figures['queued']} ({figures['queued_tokens']:,} tokens){paused}",
         (
-            f"requests  running {figures['running']}   queued {figures['queued']} ({figures['queued_tokens']:,} tokens)   "
-            f"ended: {ended}   refused {figures['refused']}   retractions {figures['retractions']}{paused}"
+            f"ended     {figures['requests_per_s']:.1f}/s   {ended}   "
+            f"refused {figures['refused']}   retractions {figures['retractions']}"
         ),
         (
-            f"rates     output {figures['output_tokens_per_s']:,.1f} tokens/s   requests {figures['requests_per_s']:.1f}/s   "
-            f"steps {figures['steps_per_s']:.1f}/s   prefix hits {_percent(figures['hit_rate'])}"
+            f"rates     output {figures['output_tokens_per_s']:,.1f} tokens/s   steps {figures['steps_per_s']:.1f}/s   "
+            f"prefix hits {_percent(figures['hit_rate'])}"
         ),
         (
             f"KV cache  [{bar}] {figures['kv_usage']:.0%} of {figures['kv_total_tokens']:,} tokens   "
@@ -51,12 +52,12 @@ def _row(request: dict[str, Any]) -> str:
     ttft, tokens = request["first_output_seconds"], request["output_tokens"]
     since_first = request["seconds"] - ttft if ttft is not None else 0.0
     return COLUMNS.format(
-        (request["label"] or request["rid"])[:40],
         f"{request['seconds']:.1f}",
         request["prompt_tokens"],
         tokens if tokens or request["stream"] else "-",
         "-" if ttft is None else f"{1000 * ttft:.0f}",
         f"{(tokens - 1) / since_first:.1f}" if tokens > 1 and since_first > 0 else "-",
+        request["label"] or request["rid"],
     )
 
 
