@@ -5,12 +5,19 @@ from array import array
 
 from ..common.logprobs import InvalidLogprobs, check_logprobs, check_num_logprobs
 from ..common.messages import POOLINGS, TokenizedGenerateReqInput
-from ..common.sampling_params import InvalidParam, check_sampling_params
+from ..common.sampling_params import MAX_STOP_TOKEN_IDS, InvalidParam, check_sampling_params
 from .req import Req
 from .scheduler_config import SchedulerConfig
 from .waiting_queue import WaitingQueue
 
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+MAX_LENS = {  # characters; far above what the edge lets a client send
+    "cache_salt": 1024,
+    "routing_key": 1024,
+    "lora_id": 1024,
+    "traceparent": 1024,
+    "grammar": 4 * 2**20,
+}
 
 
 class Refused(ValueError):
@@ -28,6 +35,8 @@ def admit(message: TokenizedGenerateReqInput, config: SchedulerConfig) -> Req:
         check_sampling_params(message.sampling_params, config.vocab_size)
     except InvalidParam as error:
         raise Refused(str(error)) from error
+    _check_end_tokens(message.eos_token_ids, config.vocab_size)
+    _check_lens(message)
     _check_times(message)
     _check_pooling(message)
     max_new_tokens = _max_new_tokens(message, len(token_ids), config)
@@ -91,6 +100,18 @@ def _check_pooling(message: TokenizedGenerateReqInput) -> None:
         or message.logprobs
     ):
         raise Refused("A request for a vector has no outputs: no grammar, no log-probabilities, and n is 1.")
+
+
+def _check_end_tokens(token_ids: tuple[int, ...], vocab_size: int) -> None:
+    if len(token_ids) > MAX_STOP_TOKEN_IDS or not all(0 <= token_id < vocab_size for token_id in token_ids):
+        raise Refused(f"eos_token_ids must be at most {MAX_STOP_TOKEN_IDS} tokens of the vocabulary of {vocab_size}.")
+
+
+def _check_lens(message: TokenizedGenerateReqInput) -> None:
+    for name, max_len in MAX_LENS.items():
+        text = getattr(message, name)
+        if text is not None and len(text) > max_len:
+            raise Refused(f"{name} has {len(text)} characters, and at most {max_len} are allowed.")
 
 
 def _priority(message: TokenizedGenerateReqInput, config: SchedulerConfig) -> int:

@@ -16,7 +16,7 @@ from ..common.sampling_params import MAX_N
 def children_of(message: TokenizedGenerateReqInput) -> list[TokenizedGenerateReqInput]:
     """The requests that a message stands for; itself where that is one, or where admission will refuse its n."""
     params = message.sampling_params
-    if not 1 < params.n <= MAX_N:
+    if not 1 < params.n <= MAX_N or message.pooling is not None:
         return [message]
     return [
         msgspec.structs.replace(

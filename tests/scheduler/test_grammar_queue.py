@@ -9,7 +9,8 @@ import pytest
 from millstream.common.batch_messages import GrammarReady
 from millstream.common.finish_reason import FINISH_ABORT, FINISH_LENGTH, FINISH_MATCHED_TOKEN, FINISHED_GRAMMAR
 from millstream.common.messages import ContinueGenerationReqInput, PauseGenerationReqInput
-from millstream.scheduler.grammar_queue import MAX_IDLE_GRAMMARS
+from millstream.scheduler import grammar_queue
+from millstream.scheduler.grammar_queue import MAX_IDLE_CHARS, MAX_IDLE_GRAMMARS
 from millstream.scheduler.recording.recording import read_recording
 from millstream.scheduler.recording.replay import replay
 from millstream.scheduler.recording.schedule_recorder import RecordedScheduler, ScheduleRecorder
@@ -102,6 +103,50 @@ def test_only_the_last_idle_grammars_are_kept() -> None:
     harness.ask("last", PROMPT, 1)  # the next step tells of those that are freed
     harness.run()
     assert harness.state.grammar_queue.num_grammars == len(harness.worker.grammars) == MAX_IDLE_GRAMMARS
+
+
+def test_idle_grammars_are_kept_up_to_so_many_characters() -> None:
+    harness, num = Harness(), 4
+    for index in range(2 * num):
+        harness.ask(f"r{index}", PROMPT, 1, grammar=f"{index}" * (MAX_IDLE_CHARS // num))
+        harness.run()
+    harness.ask("last", PROMPT, 1)
+    harness.run()
+    assert harness.state.grammar_queue.num_grammars == len(harness.worker.grammars) == num
+
+
+def test_what_rank_0_holds_is_bounded_and_what_is_beyond_waits_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_queue, "MAX_HELD_CHARS", 25)
+    harness = Harness()
+    clients = [harness.ask(f"r{index}", PROMPT, grammar=f"{index}" * 10) for index in range(9)]
+    clients.append(harness.ask("long", PROMPT, grammar="long" * 10))
+    gone = harness.ask("gone", PROMPT, grammar="gone")
+    bad = [harness.ask(f"bad{index}", PROMPT, grammar=BAD_GRAMMAR) for index in range(2)]
+    harness.step()
+    harness.abort("gone")
+    most = 0
+    while harness.state.requests:
+        harness.step()
+        most = max(most, len(harness.worker.grammars))
+    assert most == 2
+    assert all(client.ends[0].finish_reason == FINISHED_GRAMMAR() for client in clients)
+    assert all(isinstance(client.ends[0].finish_reason, FINISH_ABORT) for client in (gone, *bad))
+    assert not list(harness.state.grammar_queue.broken_invariants())
+    assert harness.state.grammar_queue.num_grammars <= 2
+
+
+def test_after_a_row_has_failed_its_grammar_is_compiled_anew_for_the_next() -> None:
+    harness = Harness(failing_token_id=7)
+    failed = harness.ask("a", [3, 7], grammar="g")
+    beside = harness.ask("b", PROMPT, grammar="g")
+    harness.run()
+    assert isinstance(failed.ends[0].finish_reason, FINISH_ABORT)
+    assert beside.ends[0].finish_reason == FINISHED_GRAMMAR()
+    again = harness.ask("c", PROMPT, grammar="g")
+    harness.run()
+    assert again.ends[0].finish_reason == FINISHED_GRAMMAR()
+    assert [batch.new_grammars for batch in harness.batches if batch.new_grammars] == [{0: "g"}, {1: "g"}]
+    assert list(harness.worker.grammars) == [1]
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
@@ -219,8 +264,11 @@ def test_the_explanation_tells_of_the_wait() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_happens_every_request_ends_once_and_nothing_is_left(seed: int) -> None:
+def test_whatever_happens_every_request_ends_once_and_nothing_is_left(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = random.Random(seed)
+    monkeypatch.setattr(grammar_queue, "MAX_HELD_CHARS", draw.choice([5, 2**20]))
     harness = late_harness(num_pages=30, page_size=2, max_running_requests=4, disable_overlap_schedule=seed % 2 == 0)
     for index in range(25):
         prompt, grammar = [draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 9))], f"g{draw.randrange(4)}"
