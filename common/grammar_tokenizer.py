@@ -9,7 +9,8 @@ from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from .tokenizer import Tokenizer
 
-# What one grammar may cost, in llguidance's units: some 20 ms to compile, and 15 ms for a mask at worst.
+# What one grammar may cost, in llguidance's units: up to 200 ms to compile, and some 15 ms for a mask (70 ms where
+# 32 KiB of Lark are one lexeme).
 MAX_GRAMMAR_SYMBOLS = 100_000
 MAX_LEXER_STATES = 50_000
 LEXER_FUEL = 1_000_000

@@ -83,7 +83,7 @@ METRICS = (
     Metric("counter", "num_grammar_timeout_total", "Grammars that were not compiled in time, in either place."),
     Metric("counter", "broken_invariants_total", "Faults that the scheduler found in its own state, and mended."),
     Metric("counter", "dropped_frames_total", "Frames between processes that were dropped because they were not ours."),
-    Metric("counter", "slow_clients_total", "Streams cut because the client stopped reading."),
+    Metric("counter", "slow_clients_total", "Answers cut because the client hardly read."),
     Metric("counter", "http_requests_total", "HTTP requests, by route.", (("route", ()),)),
     Metric(
         "counter",

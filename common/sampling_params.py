@@ -11,6 +11,7 @@ MAX_STOP_REGEXES = 4
 MAX_STOP_REGEX_LEN = 128  # characters
 MAX_STOP_TOKEN_IDS = 1024
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1  # of tokens
 MAX_BIASED_TOKENS = 300
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0  # of presence and frequency, either side of 0
@@ -72,12 +73,14 @@ def check_sampling_params(params: SamplingParams, vocab_size: int) -> None:
     _check_range("frequency_penalty", params.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
     _check_range("presence_penalty", params.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     _check_range("repetition_penalty", params.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
-    if params.top_k < -1:
-        raise InvalidParam("top_k", f"top_k must be -1 (all tokens) or at least 1, not {params.top_k}")
+    if not -1 <= params.top_k <= MAX_COUNT:
+        raise InvalidParam("top_k", f"top_k must be -1 (all tokens) or from 1 to {MAX_COUNT}, not {params.top_k}")
     if params.max_new_tokens is not None and params.max_new_tokens < 0:
         raise InvalidParam("max_new_tokens", f"max_new_tokens must be at least 0, not {params.max_new_tokens}")
-    if params.min_new_tokens < 0:
-        raise InvalidParam("min_new_tokens", f"min_new_tokens must be at least 0, not {params.min_new_tokens}")
+    if not 0 <= params.min_new_tokens <= MAX_COUNT:
+        raise InvalidParam(
+            "min_new_tokens", f"min_new_tokens must be from 0 to {MAX_COUNT}, not {params.min_new_tokens}"
+        )
     if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
         raise InvalidParam(
             "min_new_tokens",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .directory_tokenizer import read_directory_templates, read_directory_tokenizer
 from .gguf_tokenizer import read_gguf_templates, read_gguf_tokenizer
+from .literal_mark import drop_marks
 from .token_bytes import find_token_bytes
 from .tokenizer_parts import DEFAULT_TEMPLATE, ChatTemplates, TokenizerError, TokenizerParts
 
@@ -36,6 +37,7 @@ class Tokenizer:
         self._backend = parts.backend
         self._backend.no_truncation()
         self._backend.no_padding()
+        drop_marks(self._backend)
         self.special_tokens = dict(parts.special_tokens)
         self.eos_token_ids = tuple(dict.fromkeys(parts.eos_token_ids))
         self.chat_templates = dict(parts.chat_templates)
@@ -53,7 +55,7 @@ class Tokenizer:
         return self.chat_templates.get(DEFAULT_TEMPLATE)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens written in it count as such. TokenizerError for a lone surrogate."""
+        """Token ids of a text; special tokens written in it count as such unless a MARK is in them. TokenizerError for a lone surrogate."""
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:

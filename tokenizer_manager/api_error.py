@@ -80,6 +80,13 @@ def too_deep() -> APIError:
     return bad_request("The JSON is nested too deeply.", code="json_too_deep")
 
 
+def needed(value: Any, param: str) -> Any:
+    """A value that a body must bring, or the 400 that says so."""
+    if value is None:
+        raise bad_request(f"{param} is required", param, "missing_field")
+    return value
+
+
 def unsupported(param: str, message: str | None = None) -> APIError:
     """400 for what the API knows and this server does not do yet."""
     return bad_request(message or f"{param} is not supported yet; leave it out", param, "unsupported_parameter")

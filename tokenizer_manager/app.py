@@ -27,6 +27,7 @@ from .cors import add_cors, preflight
 from .json_body import STRICT_PARAMS
 from .metrics import Metrics
 from .routes import Handler, Route, all_routes, index_handler
+from .slow_clients import send_whole
 from .sse import KEEP_ALIVE_SECONDS
 from .tokenizer_manager import TokenizerManager
 
@@ -121,6 +122,7 @@ def _around(manager: TokenizerManager, guard: _Guard) -> Any:
             _count(manager.metrics, route, status)
         if not response.prepared:
             response.headers.update(id_headers(request))
+            await send_whole(request, response, manager.metrics)
         return response
 
     return around

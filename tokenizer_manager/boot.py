@@ -30,8 +30,11 @@ class Boot:
             log_requests=args.log_requests,
             max_queued_requests=args.max_queued_requests,
             max_queued_tokens=args.max_queued_tokens,
+            request_waiting_timeout=args.request_waiting_timeout,
+            request_timeout=args.request_timeout,
             enable_priority_scheduling=args.enable_priority_scheduling,
             sampling_defaults=model.sampling_defaults,
+            incremental_streaming_output=args.incremental_streaming_output,
         )
         self.launcher = Launcher(args, self.manager, entries, model.weights.keeps_dense)
 

@@ -1,5 +1,6 @@
 """What is known of an HTTP call before its body is read."""
 
+import asyncio
 import math
 import re
 import secrets
@@ -25,7 +26,8 @@ TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 class Call(msgspec.Struct):
     """One HTTP call: `request_id` is ours and unique, `label` is the client's own id.
 
-    `timeout` and `waiting_timeout` are seconds from arrival that may lower the server's limits.
+    `timeout` and `waiting_timeout` are seconds from arrival that may lower the server's limits. `preparing` ends what is
+    done before the requests are sent, where it takes too long.
     """
 
     arrival: float
@@ -36,11 +38,17 @@ class Call(msgspec.Struct):
     waiting_timeout: float | None = None
     routing_key: str | None = None
     caller: Caller = Caller()
+    preparing: asyncio.Timeout | None = None
 
     @property
     def name(self) -> str:
         """What the X-Request-Id header of the response says."""
         return self.label or self.request_id
+
+    def is_sent(self) -> None:
+        """Its requests are the scheduler's from now on, and so are its limits of time."""
+        if self.preparing is not None:
+            self.preparing.reschedule(None)
 
 
 KEY = web.RequestKey("call", Call)

@@ -1,6 +1,8 @@
 """The requests of an HTTP call and their answers: n of each, with their ids and the names by which clients find them."""
 
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -8,6 +10,7 @@ import msgspec
 from ..common.logprobs import LogprobReq
 from ..common.messages import child_rid
 from ..common.sampling_params import SamplingParams
+from .access import Caller
 from .api_error import bad_request
 from .call import Call
 from .req_state import ReqState
@@ -72,10 +75,40 @@ def names_of(call: Call, families: Sequence[Family]) -> dict[str, list[str]]:
     named = [(label, found) for label, found in labelled if label is not None]
     names = dict(named)
     if len(names) != len(named):
-        raise duplicate_id()
+        raise _duplicate_id()
     return {call.request_id: rids} | ({call.label: rids} if call.label is not None else {}) | names
 
 
-def duplicate_id() -> Exception:
+class NamesInFlight:
+    """The ids by which clients find their requests. Each tenant has a name space of its own."""
+
+    def __init__(self) -> None:
+        self._rids_of: defaultdict[str | None, dict[str, list[str]]] = defaultdict(dict)  # tenant -> name -> rids
+
+    def take(self, tenant: str | None, rids_of: Mapping[str, list[str]]) -> None:
+        """Enter the names of a call, or raise the 400 where one of them is in flight already."""
+        mine = self._rids_of[tenant]
+        if not mine.keys().isdisjoint(rids_of):
+            raise _duplicate_id()
+        mine.update(rids_of)
+
+    def free(self, tenant: str | None, names: Iterable[str]) -> None:
+        """A call needs its names no more."""
+        for name in names:
+            del self._rids_of[tenant][name]
+
+    def find(self, name: str, caller: Caller) -> list[str]:
+        """The rids that a name stands for, or that of a response: to the admin in all name spaces, else in the caller's."""
+        tenants = list(self._rids_of) if caller.is_admin else [caller.tenant]
+        spaces = [self._rids_of[tenant] for tenant in tenants]
+        return [rid for names in spaces for rid in names.get(name) or names.get(call_id_of(name), [])]
+
+
+def call_id_of(name: str) -> str:
+    """The id of a call, from that of its response."""
+    return re.sub("^(chatcmpl-|cmpl-|msg_|resp_)", "", name)
+
+
+def _duplicate_id() -> Exception:
     """The 400 for an id that a client uses twice."""
     return bad_request("A request with this id is in flight already; ids must differ.", "rid", "duplicate_request_id")

@@ -12,7 +12,7 @@ from aiohttp.http_exceptions import ContentEncodingError, LineTooLong, PayloadEn
 from aiohttp.web_protocol import RequestHandler
 
 from .api_error import APIError, http_error, internal_error
-from .sse import HIGH_WATER_BYTES
+from .slow_clients import HIGH_WATER_BYTES
 
 HEAD_SECONDS = 10.0
 KEEPALIVE_SECONDS = 75.0

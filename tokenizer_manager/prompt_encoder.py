@@ -1,12 +1,12 @@
 """From prompts to token ids, without holding up the event loop: short texts at once, long ones in a thread."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..common.tokenizer import Tokenizer, TokenizerError
 from .api_error import bad_request, context_exceeded
-from .chat.literal_text import MARK, LiteralText, unmarked_pieces
+from .chat.literal_text import LiteralText
 
 INLINE_CHARS = 1000  # encoded in well under a millisecond
 TYPICAL_LONG_TOKEN = 16  # characters; texts with more for each token of the context are looked at twice
@@ -21,26 +21,16 @@ class PromptEncoder:
         self._longest_token = 0  # in bytes; 0 until it is needed
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text; TokenizerError for a text that can not be encoded. No special token spans a mark."""
+        """Token ids of each text; TokenizerError for a text that can not be encoded."""
         if sum(map(len, texts)) <= INLINE_CHARS:
-            return self._encode_batch(texts, add_special_tokens)
-        return await asyncio.to_thread(self._encode_batch, texts, add_special_tokens)
-
-    async def as_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> tuple[Any, Any]:
-        """The same, with marks where special tokens stood; `encode` takes the prompt that is rendered of them."""
-        if not tools and sum(len(str(message.get("content"))) for message in messages) <= INLINE_CHARS:
-            return self._literal_text.mark(messages), tools
-        return await asyncio.to_thread(self._literal_text.mark, (messages, tools))
-
-    def _encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        if not any(MARK in text for text in texts):
             return self.tokenizer.encode_batch(texts, add_special_tokens)
-        return [self._encode_pieces(unmarked_pieces(text), add_special_tokens) for text in texts]
+        return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
 
-    def _encode_pieces(self, pieces: Sequence[str], add_special_tokens: bool) -> list[int]:
-        first, *others = pieces
-        encoded = self.tokenizer.encode_batch([first], add_special_tokens) + self.tokenizer.encode_batch(others, False)
-        return [token_id for ids in encoded for token_id in ids]
+    async def as_text(self, *values: Any) -> list[Any]:
+        """The same messages, tools or arguments, with marks in special tokens: in a prompt of them they are text."""
+        mark, is_short = self._literal_text.mark, sum(len(repr(value)) for value in values) <= INLINE_CHARS
+        marked: list[Any] = mark(values) if is_short else await asyncio.to_thread(mark, values)
+        return marked
 
     async def decode(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
         """The text of each sequence of ids."""

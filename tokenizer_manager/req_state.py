@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
@@ -96,12 +97,13 @@ class ReqState:
 
 
 class Generation:
-    """The requests of one HTTP call, and its only waiter. `names` are the ids by which clients can abort them."""
+    """The requests of one HTTP call, and its only waiter. `names` are the ids by which their tenant can abort them."""
 
-    def __init__(self) -> None:
-        self.reqs: list[ReqState] = []
-        self.names: set[str] = set()
-        self.num_running = 0
+    def __init__(self, tenant: str | None, reqs: list[ReqState], names: Iterable[str]) -> None:
+        self.tenant = tenant
+        self.reqs = reqs
+        self.names = set(names)
+        self.num_running = len(reqs)
         self._news: deque[ReqState] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._num_taken = 0

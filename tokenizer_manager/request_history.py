@@ -15,6 +15,7 @@ class ReqRecord(msgspec.Struct, frozen=True):
 
     rid: str
     label: str | None
+    tenant: str | None
     call_id: str
     names: frozenset[str]
     arrival: float
@@ -29,6 +30,7 @@ def record_of(req: ReqState) -> ReqRecord:
     return ReqRecord(
         rid=req.rid,
         label=req.label,
+        tenant=req.tenant,
         call_id=req.call_id,
         names=req.names,
         arrival=req.arrival,

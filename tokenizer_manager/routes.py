@@ -128,7 +128,8 @@ def _work(path: str, handler: Handler, summary: str, body: type[msgspec.Struct])
 
 def index_handler(model: str, routes: Sequence[Route]) -> Handler:
     """GET /: a page for a person."""
-    lines = "\n".join(f"{route.method:4} {route.plain_path:22} {route.summary}" for route in routes)
+    width = max(len(route.plain_path) for route in routes)
+    lines = "\n".join(f"{route.method:6} {route.plain_path:{width}}  {route.summary}" for route in routes)
 
     async def index(request: web.Request) -> web.Response:
         url = f"{request.scheme}://{request.host.encode('ascii', 'replace').decode()}"

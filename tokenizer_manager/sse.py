@@ -1,13 +1,13 @@
 """Server-sent events: framing, errors in a stream, silence, and readers that are too slow.
 
-What a reader does not take waits: at most NOT_SENT_BYTES in the kernel (http_server.py) and HIGH_WATER_BYTES here are
-events already, and of all that comes after them one event is made when the reader goes on.
+What a reader does not take waits: at most NOT_SENT_BYTES in the kernel (http_server.py) and HIGH_WATER_BYTES here
+(slow_clients.py) are events already, and of all that comes after them one event is made when the reader goes on.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
@@ -19,9 +19,8 @@ from aiohttp.http_writer import StreamWriter
 from .api_error import APIError, internal_error
 from .call import call_of, id_headers
 from .metrics import Metrics
+from .slow_clients import HIGH_WATER_BYTES, cut_off_if_stalled, num_waiting
 
-HIGH_WATER_BYTES = 2 * 1024  # of events that the kernel has not taken: beyond it, new tokens wait and leave together
-STALL_SECONDS = 30.0
 KEEP_ALIVE_SECONDS = web.AppKey("keep_alive_seconds", float)  # of silence; 0: no comments
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -120,13 +119,11 @@ class EventStream:
         return self._response.prepared
 
     async def send(self, events: bytes) -> None:
-        """Write encoded events, in one piece; returns when the client has taken most of what is written.
-
-        A client that takes nothing for STALL_SECONDS is cut off: ConnectionResetError.
-        """
+        """Write encoded events, in one piece; returns when the client has taken most of what is written."""
         writer = await self._write(events)
-        if _num_waiting(writer) > HIGH_WATER_BYTES:
-            await self._unless_stalled(writer.drain())
+        if num_waiting(self._request) > HIGH_WATER_BYTES:
+            with cut_off_if_stalled(self._request, self._metrics):
+                await writer.drain()
 
     async def finish(self, done: bytes) -> web.StreamResponse:
         """Write the last event and end the body."""
@@ -134,7 +131,8 @@ class EventStream:
             await self.send(done)
         elif self._writer is None:
             await self._open()
-        await self._unless_stalled(self._response.write_eof())
+        with cut_off_if_stalled(self._request, self._metrics):
+            await self._response.write_eof()
         return self._response
 
     async def _write(self, data: bytes) -> StreamWriter:
@@ -156,28 +154,7 @@ class EventStream:
                 await asyncio.sleep(self._last_sent + seconds - self._loop.time())
                 if self._loop.time() < self._last_sent + seconds:
                     continue
-                if self._writer is None or not _num_waiting(self._writer):
+                if self._writer is None or not num_waiting(self._request):
                     await self._write(KEEP_ALIVE)
                 else:
                     self._last_sent = self._loop.time()
-
-    async def _unless_stalled(self, waiting: Awaitable[None]) -> None:
-        try:
-            async with asyncio.timeout(STALL_SECONDS):
-                await waiting
-        except TimeoutError:
-            self._cut_off()
-            raise ConnectionResetError("the client reads too slowly") from None
-
-    def _cut_off(self) -> None:
-        self._metrics.inc("slow_clients_total")
-        logger.warning(
-            "request %s: cut off, the client has not read for %g s", call_of(self._request).name, STALL_SECONDS
-        )
-        if self._request.transport is not None:
-            self._request.transport.abort()
-
-
-def _num_waiting(writer: StreamWriter) -> int:
-    """Bytes that the kernel has not taken."""
-    return writer.transport.get_write_buffer_size() if writer.transport is not None else 0

@@ -7,13 +7,13 @@ another process except the calls that say so.
 
 import logging
 import random
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 
+from ..common.did_you_mean import did_you_mean
 from ..common.finish_reason import FINISH_ABORT
 from ..common.links import MANAGER, FromDetokenizer, FromScheduler, ToScheduler
 from ..common.messages import (
@@ -36,10 +36,11 @@ from .api.logprob_fields import Wanted, check_wanted
 from .api.sampling_fields import SamplingBase
 from .api_error import APIError, unsupported
 from .call import Call
-from .families import Family, GenerateReq, duplicate_id, names_of, new_families
+from .families import Family, GenerateReq, NamesInFlight, call_id_of, names_of, new_families
 from .grammar.grammar_checker import GrammarChecker
 from .grammar.grammar_messages import Grammar
 from .metrics import Metrics
+from .preparation import TimeLimits
 from .queue_bounds import QueueBounds
 from .req_state import Generation, ReqState
 from .request_history import ReqRecord, RequestHistory, record_of
@@ -70,19 +71,24 @@ class TokenizerManager(ServerStatus):
         log_requests: bool = False,
         max_queued_requests: int = MAX_QUEUED_REQUESTS,
         max_queued_tokens: int | None = None,
+        request_waiting_timeout: float = 0.0,
+        request_timeout: float = 0.0,
         enable_priority_scheduling: bool = False,
         sampling_defaults: SamplingParams = OPENAI,
+        incremental_streaming_output: bool = False,
     ) -> None:
         super().__init__(metrics, is_full, clock)
         self.served_model_names = tuple(served_model_names)
+        self.incremental_streaming_output = incremental_streaming_output
         self._send = send
         self._log_requests = log_requests
         self._random = random.Random(random_seed)  # noqa: S311 - noise of sampling
         self._reqs: dict[str, tuple[ReqState, Generation]] = {}
-        self._rids_of: dict[str, list[str]] = {}  # name -> rids
+        self._names = NamesInFlight()
         self._enable_priority_scheduling = enable_priority_scheduling
         self._sampling_defaults = sampling_defaults
         self._queue = QueueBounds(max_queued_requests, max_queued_tokens, metrics)
+        self._time_limits = TimeLimits(request_waiting_timeout, request_timeout, metrics)
         self._calls = SchedulerCalls(send)
         self._history = RequestHistory()
         self.grammars = GrammarChecker(metrics)
@@ -100,6 +106,11 @@ class TokenizerManager(ServerStatus):
     def sampling_base(self) -> SamplingBase:
         """What the sampling fields of a body are read against."""
         return SamplingBase(self.vocab_size, self._sampling_defaults, self.encoder.tokenizer)
+
+    @property
+    def _end_token_ids(self) -> tuple[int, ...]:
+        """Those that can come: a tokenizer may have ids that the model has no logits for."""
+        return tuple(each for each in self.encoder.tokenizer.eos_token_ids if each < self.vocab_size)
 
     # ---- from other processes ---------------------------------------------------------------------------------------
 
@@ -165,21 +176,22 @@ class TokenizerManager(ServerStatus):
         generation.notify(req)
 
     def _free_names(self, generation: Generation) -> None:
-        for name in generation.names:
-            del self._rids_of[name]
+        self._names.free(generation.tenant, generation.names)
         generation.names.clear()
 
     # ---- to the scheduler -------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def queue_place(self, call: Call, num_reqs: int) -> Iterator[None]:
+    @asynccontextmanager
+    async def queue_place(self, call: Call, num_reqs: int) -> AsyncIterator[None]:
         """Around a call for so many requests, before anything is rendered or tokenized: APIError 429 if too many wait.
 
-        The place counts until `generate` sends the requests, or until the context is left.
+        The place counts until `generate` sends the requests, or until the context is left; so long the limits of time
+        are kept here (503, 504).
         """
         self._queue.enter(call.request_id, num_reqs)
         try:
-            yield
+            async with self._time_limits.until_sent(call, self.clock()):
+                yield
         finally:
             self._queue.leave(call.request_id)
 
@@ -199,6 +211,7 @@ class TokenizerManager(ServerStatus):
         families = new_families(call, requests, self.encoder.tokenizer.special_token_ids, stream=stream)
         generation = self._register(call, families)
         self._queue.leave(call.request_id)
+        call.is_sent()
         try:
             for family in families:
                 self._submit(call, family)
@@ -209,15 +222,17 @@ class TokenizerManager(ServerStatus):
     def check_model(self, name: str | None) -> None:
         """Raise the 404 that names the served models, unless this is one of them or none is named."""
         if name is not None and name not in self.served_model_names:
-            message = f"The model {name[:100]!r} is not served here; served: {', '.join(self.served_model_names)}"
+            served = ", ".join(self.served_model_names)
+            hint = did_you_mean(name[:100], self.served_model_names)
+            message = f"The model {name[:100]!r} is not served here; served: {served}{hint}"
             raise APIError(404, message, param="model", code="model_not_found")
 
     def abort(self, name: str, caller: Caller) -> int:
         """End what has this name (a label, a rid, a response's id); returns how many requests were in flight.
 
-        A caller that is not the admin ends only what its own tenant has sent.
+        A caller that is not the admin ends only what its own tenant has sent, the admin what any tenant calls so.
         """
-        found = self._rids_of.get(name) or self._rids_of.get(_call_id(name)) or [name]
+        found = self._names.find(name, caller) or [name]
         rids = [rid for rid in found if rid in self._reqs and self._belongs_to(caller, self._reqs[rid][0])]
         if rids:
             self._send(AbortReq(rids=rids))
@@ -242,7 +257,7 @@ class TokenizerManager(ServerStatus):
 
     async def compile_grammar(self, grammar: Grammar | None) -> str | None:
         """What GenerateReq.grammar is for a grammar of a request; APIError for a bad one."""
-        return None if grammar is None else await self.grammars.compile(grammar)
+        return (await self.grammars.compile_all([grammar]))[0]
 
     async def flush_cache(self) -> ControlReqOutput:
         """Empty the prefix cache."""
@@ -265,25 +280,21 @@ class TokenizerManager(ServerStatus):
     def find_requests(self, name: str) -> list[ReqRecord]:
         """The requests of one HTTP call, running or ended, that have this name: a label, a rid, a response's id.
 
-        Several of a batch; of calls that used one label after another those of the last.
+        Several of a batch; of calls of a tenant that used one label after another those of the last.
         """
-        names = {name, _call_id(name)}
+        names = {name, call_id_of(name)}
         records = [record_of(req) for req, _ in self._reqs.values() if not names.isdisjoint(req.names)]
         records += [record for each in names for record in self._history.find(each)]
-        last = max(records, key=lambda record: record.arrival, default=None)
-        return [record for record in records if last is not None and record.call_id == last.call_id]
+        records.sort(key=lambda record: record.arrival)
+        last_calls = {record.tenant: record.call_id for record in records}
+        return [record for record in records if record.call_id == last_calls[record.tenant]]
 
     def _register(self, call: Call, families: list[Family]) -> Generation:
         """Take the names of a call; APIError if a client's id is in flight already."""
         rids_of = names_of(call, families)
-        if not self._rids_of.keys().isdisjoint(rids_of):
-            raise duplicate_id()
+        self._names.take(call.caller.tenant, rids_of)
         reqs = [req for family in families for req in family.reqs]
-        generation = Generation()
-        generation.reqs = reqs
-        generation.num_running = len(reqs)
-        generation.names = set(rids_of)
-        self._rids_of.update(rids_of)
+        generation = Generation(call.caller.tenant, reqs, rids_of)
         self._reqs.update({req.rid: (req, generation) for req in reqs})
         return generation
 
@@ -299,7 +310,7 @@ class TokenizerManager(ServerStatus):
                 arrival=call.arrival,
                 input_ids=pack_int32(request.input_ids),
                 sampling_params=self._complete(request.sampling_params, reqs[0].prompt_len),
-                eos_token_ids=self.encoder.tokenizer.eos_token_ids,
+                eos_token_ids=self._end_token_ids,
                 stream=reqs[0].stream,
                 traceparent=call.traceparent,
                 priority=request.priority,
@@ -329,8 +340,3 @@ class TokenizerManager(ServerStatus):
         self._free_names(generation)
         if left:
             self._send(AbortReq(rids=[req.rid for req in left], message="The client closed the connection."))
-
-
-def _call_id(name: str) -> str:
-    """The id of a call, from that of its response."""
-    return re.sub("^(chatcmpl-|cmpl-|msg_|resp_)", "", name)

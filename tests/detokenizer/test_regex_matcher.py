@@ -143,6 +143,7 @@ LONG = {
     "a word is held": (r"\w+:", ENGLISH),
     "all is held": (r"[\s\S]*END", ENGLISH),
     "catastrophe of backtracking": ("(a+)+b", "a"),
+    "another one": ("(x+x+)+y", "x"),
     "spaces": (r"\s+$x", " "),
     "many states": ("[ab]*a[ab]{60}c", "abbabaab"),
 }

@@ -1,8 +1,9 @@
 """Schemas against a live server at temperature 1: `make test-grammar` asks for 200 of them, `make test` for some.
 
-    python -m tests.grammar.battery [--schemas N] [--base-url URL]
+    python -m tests.grammar.battery [--schemas N] [--unique N] [--base-url URL]
 
 Prints every answer that is not valid, and a summary; exit code 1 unless all that end with `stop` are valid and 95 % do.
+Without --base-url it asks for many unique schemas too, of which the server may not keep more than 64 MiB.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import requests
 
 from tests.e2e.server_process import serving
 from tests.grammar.schemas import Schema, schemas
+from tests.grammar.unique_schemas import MOST_KEPT_MIB, kept_of
 
 MAX_TOKENS = 512
 CONCURRENCY = 16
@@ -72,14 +74,16 @@ def main() -> None:
     """Run, tell the failures, and a summary."""
     parser = argparse.ArgumentParser(description="JSON Schemas against the packaged model.")
     parser.add_argument("--schemas", type=int, default=200, help="how many")
+    parser.add_argument("--unique", type=int, default=5000, help="how many unique schemas")
     parser.add_argument("--base-url", help="a server that runs already")
     args = parser.parse_args()
-    start = time.monotonic()
+    start, kept_mib = time.monotonic(), 0.0
     if args.base_url:
         outcomes = run(args.base_url, args.schemas)
     else:
         with serving("smollm2") as server:
             outcomes = run(server.url, args.schemas)
+            kept_mib = kept_of(server, args.unique)
     for each in outcomes:
         if each.problem:
             print(f"{each.kind}: {each.finish_reason}: {each.problem}")
@@ -87,7 +91,9 @@ def main() -> None:
     tokens = sum(each.num_tokens for each in outcomes)
     print(f"{dict(counts)}, {tokens} tokens, {time.monotonic() - start:.0f} s")
     print("cut:", dict(Counter(each.kind for each in outcomes if each.finish_reason == "length")))
+    print(f"kept of {args.unique} unique schemas: {kept_mib:.0f} MiB")
     is_good = not any(each.problem for each in outcomes) and counts["stop"] >= LEAST_STOPPED * len(outcomes)
+    is_good = is_good and kept_mib <= MOST_KEPT_MIB
     sys.exit(0 if is_good else 1)
 
 

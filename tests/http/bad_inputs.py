@@ -1,6 +1,8 @@
 """The table of bad inputs: what is sent, and what must come back. B01 to B66; raw_inputs.py has those below HTTP.
 
-Statuses follow OpenAI: 400 for what a client sent wrong, never 422 and never 5xx.
+Statuses follow OpenAI: 400 for what a client sent wrong, never 422 and never 5xx. A number of tokens that is larger than
+the context has room for is clamped (B10, B14), a field that no route knows is ignored (B20's n_discard, B29, B42; no
+field names a file, so B43's save_path is one of these).
 """
 
 from typing import Any, NamedTuple
@@ -95,7 +97,7 @@ JSON = [
     *complete("B09", "prompt", *values("prompt", [-1], [VOCAB_SIZE], [2**63]), code="token_out_of_range"),
     *complete("B09", "prompt", *values("prompt", [1.5], [True]), code="invalid_type"),
     *complete("B10", "prompt", *values("prompt", [1] * (CONTEXT_LEN + 1), [1] * CONTEXT_LEN), code="context_length_exceeded"),
-    *complete("B10", None, {"prompt": [1] * (CONTEXT_LEN - 2), "max_tokens": 99}, status=200),  # clamped
+    *complete("B10", None, {"prompt": [1] * (CONTEXT_LEN - 2), "max_tokens": 99}, status=200),
 ]  # fmt: skip
 
 SAMPLING = [
@@ -105,7 +107,7 @@ SAMPLING = [
           {"top_logprobs": 2}),
     *complete("B13", "logprobs", {"logprobs": 6}, {"logprobs": -1}),
     *chat("B14", "max_tokens", *values("max_tokens", 0, -1, 2**63, "5")),
-    *chat("B14", None, {"max_tokens": 2**31, "stop": [*"aeiou "]}, status=200),  # clamped
+    *chat("B14", None, {"max_tokens": 2**31, "stop": [*"aeiou "]}, {"max_tokens": None, "stop": [*"aeiou "]}, status=200),
     *chat("B14", "max_completion_tokens", {"max_tokens": 1, "max_completion_tokens": 2}),
     *chat("B15", "temperature", *values("temperature", -0.1, 2.1, "hot")),
     *[raw("B15", b'{"messages":[{"role":"user","content":"x"}],"temperature":%b}' % value, code)
@@ -122,7 +124,9 @@ SAMPLING = [
       for row in generate("B20", f"sampling_params.{name}", {"sampling_params": {name: 2**64}})],
     *generate("B20", "sampling_params.min_new_tokens", {"sampling_params": {"min_new_tokens": -1}},
               {"sampling_params": {"min_new_tokens": 6, "max_new_tokens": 5}}),
+    *generate("B20", "sampling_params.top_k", {"sampling_params": {"top_k": 2**31}}),
     *generate("B20", "priority", {"priority": -1}, {"priority": 2**63}),
+    *generate("B20", None, {"n_discard": -1, "sampling_params": {"n_discard": -1, "max_new_tokens": 1}}, status=200),
 ]  # fmt: skip
 
 TEXT = [
@@ -142,6 +146,9 @@ TEXT = [
     *chat("B28", "stream", {"stream": "yes"}, {"stream_options": {"include_usage": True}},
           {"stream": True, "stream_options": {"include_usage": 1}}),
     *chat("B29", None, {"foo": {"bar": 1}}, status=200),
+    *[row for regex, forced in ((r"(a+)+b", 81), (r"\s+$", 216), (r"(x+x+)+y", 104))  # the tokens "a", " ", "x"
+      for row in chat("B37", None, {"stop_regex": regex, "logit_bias": {str(forced): 100}, "max_tokens": 12}, status=200)],
+    *chat("B37", "stop_regex", {"stop_regex": r"(a*)*$", "logit_bias": {"81": 100}}),
     *chat("B38", "stop_regex", *values("stop_regex", ["a"] * 5, "a" * 129, "(", r"(a)\1", "(?=a)b")),
     *[row for url in ("http://169.254.169.254/", "file:///etc/passwd", "http://a\\@127.0.0.1/", "data:image/png;base64,AAAA")
       for row in chat("B39", "messages", image(url))],

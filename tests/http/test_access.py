@@ -201,6 +201,32 @@ def test_a_user_ends_only_its_own_requests() -> None:
                 server.until(lambda: server.manager.num_inflight == 0)
 
 
+def test_two_tenants_may_use_one_id_at_once_and_each_finds_its_own() -> None:
+    def explained(name: str) -> list[dict[str, Any]]:
+        found = server.request("GET", f"/debug/requests/{name}", headers=bearer(ADMIN)).json
+        return list(found.get("requests", [found]))
+
+    named = BODY | {"rid": "job-1"}
+    with LiveServer(http={"access": Access(api_keys=[USER, OTHER], admin_api_key=ADMIN)}) as server:
+        server.backend.paused = True
+        first, second = (server.send("POST", COMPLETIONS, named, bearer(key)) for key in (USER, OTHER))
+        server.until(lambda: server.backend.num_running == 2)
+        assert server.post(COMPLETIONS, named, bearer(OTHER)).error["code"] == "duplicate_request_id"
+        rids = [request.rid for request in server.backend.requests]
+        assert [each["rid"] for each in explained("job-1")] == rids
+        assert server.post("/abort_request", {"rid": rids[0]}, bearer(OTHER)).json == {"num_aborted": 0}
+        assert server.post("/abort_request", {"rid": "job-1"}, bearer(OTHER)).json == {"num_aborted": 1}
+        with second, second.getresponse() as response:
+            assert response.status == 499
+        assert {each["rid"]: each["status"] for each in explained("job-1")} == {rids[0]: "running", rids[1]: "ended"}
+        third = server.send("POST", COMPLETIONS, named, bearer(OTHER))  # its id is free again
+        server.until(lambda: server.backend.num_running == 2)
+        assert server.post("/abort_request", {"rid": "job-1"}, bearer(ADMIN)).json == {"num_aborted": 2}
+        for connection in (first, third):
+            with connection, connection.getresponse() as response:
+                assert response.status == 499
+
+
 def test_tenants_never_share_a_prefix_whatever_salts_they_send(locked: LiveServer) -> None:
     before = len(locked.backend.requests)
     for key, salt in product((USER, OTHER, ADMIN), ({}, {"cache_salt": "s"}, {"cache_salt": "t"})):

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import requests
 
+from millstream.tokenizer_manager.api.generate_protocol import NEUTRAL_SAMPLING, GenerateSamplingParams
 from tests.e2e.server_process import ServerProcess, serving
-from tests.http.bad_inputs import CONTEXT_LEN, ROWS, C, K, Row
+from tests.grammar.unique_schemas import MOST_KEPT_MIB, kept_of
+from tests.http.bad_inputs import CONTEXT_LEN, ROWS, VOCAB_SIZE, G, K, Row
 from tests.http.raw_inputs import RAW_ROWS, RawRow
 
 INTERNALS = re.compile(r"0x[0-9a-f]{6,}|/tmp/|/home/|Traceback|ipc://|psm_|site-packages|secret")
@@ -22,14 +24,15 @@ HERE = Path(__file__).parent
 ELSEWHERE = {
     "B23": "test_bad_inputs.py:test_special_tokens_in_a_message_are_text",
     "B24": "test_bad_inputs.py:test_every_sampling_field_alone_gives_ids_of_the_vocabulary",
-    "B35": "../tokenizer_manager/test_grammar_checker.py:test_what_is_remembered_is_bounded",
-    "B37": "../detokenizer/test_regex_fuzz.py:",
-    "B44": "../tokenizer_manager/test_output_parsers.py:test_cost_is_linear",
+    "B35": "test_bad_inputs.py:test_of_unique_schemas_little_is_kept",
+    "B37": "../detokenizer/test_regex_matcher.py:test_a_token_of_a_long_output_costs_what_one_of_a_short_output_does",
+    "B44": "../tokenizer_manager/test_output_parsers.py:test_cost_of_a_whole_answer_is_linear",
     "B46": "test_bad_inputs.py:check",
     "B62": "../tokenizer_manager/test_http_protocol.py:test_a_head_that_does_not_end_is_given_up",
-    "B67": "../tokenizer_manager/test_queue_bounds.py:",
-    "B68": "../tokenizer_manager/test_status.py:",
-    "B69": "../e2e/test_faults.py:",
+    "B63": "../tokenizer_manager/test_http_protocol.py:test_a_body_that_does_not_end_is_given_up",
+    "B67": "../tokenizer_manager/test_queue_bounds.py:test_of_a_hundred_at_once_ten_wait_and_ninety_are_refused",
+    "B68": "../tokenizer_manager/test_status.py:test_draining_refuses_new_work_and_finishes_what_runs",
+    "B69": "../e2e/test_faults.py:test_a_child_killed_under_load_gives_every_client_an_error",
 }
 
 
@@ -133,6 +136,11 @@ def talk(server: ServerProcess, data: bytes) -> tuple[bytes, bytes]:
     return head, body
 
 
+def test_of_unique_schemas_little_is_kept(server: ServerProcess) -> None:
+    assert kept_of(server, 192, KEY) <= MOST_KEPT_MIB
+    check_works(server)
+
+
 def test_special_tokens_in_a_message_are_text(server: ServerProcess) -> None:
     def tokens(content: str) -> list[int]:
         body = {"messages": [{"role": "user", "content": content}]}
@@ -145,29 +153,38 @@ def test_special_tokens_in_a_message_are_text(server: ServerProcess) -> None:
     assert (attack.count(end), attack.count(start)) == (harmless.count(end), harmless.count(start))
 
 
-FIELDS: list[dict[str, Any]] = [
-    *({"temperature": value} for value in (0, 2)),
-    *({"top_p": 0.1}, {"top_k": 1}, {"min_p": 1}, {"seed": 5}, {"frequency_penalty": 2}, {"presence_penalty": -2}),
-    *({"repetition_penalty": 1.5}, {"logit_bias": {"49151": 100}}, {"min_tokens": 3}, {"ignore_eos": True}, {"n": 2}),
-    *(
-        {"stop": ["e"]},
-        {"stop_token_ids": [28]},
-        {"stop_regex": "[a-z]"},
-        {"no_stop_trim": True},
-        {"bad_words": [" the"]},
-    ),
-    *({"skip_special_tokens": False}, {"logprobs": True, "top_logprobs": 2}, {"regex": "[a-z]+"}),
-]
+SWEPT: dict[str, list[Any]] = {
+    "max_new_tokens": [0], "min_new_tokens": [3], "ignore_eos": [True], "n": [2], "seed": [5], "sampling_seed": [5],
+    "temperature": [0, 2], "top_p": [0.1], "top_k": [1], "min_p": [1],
+    "frequency_penalty": [2], "presence_penalty": [-2], "repetition_penalty": [1.5],
+    "logit_bias": [{str(VOCAB_SIZE - 1): 100}], "bad_words": [[" the"]],
+    "stop": [["e"]], "stop_token_ids": [[28]], "stop_regex": ["[a-z]"], "no_stop_trim": [True],
+    "skip_special_tokens": [False], "spaces_between_special_tokens": [False],
+    "regex": ["[a-z]+"], "ebnf": ['root ::= "a"+'], "json_schema": ['{"type": "integer"}'],
+    "structural_tag": [{"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}}],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("fields", FIELDS, ids=str)
-def test_every_sampling_field_alone_gives_ids_of_the_vocabulary(server: ServerProcess, fields: dict[str, Any]) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, **fields}
-    assert server.post(C, body, headers=KEY).status_code == 200
-    stream = server.post(C, {**body, "stream": True}, headers=KEY)
-    assert stream.status_code == 200
-    assert stream.text.endswith("data: [DONE]\n\n")
-    assert '"error"' not in stream.text
+def test_the_sweep_leaves_no_field_out() -> None:
+    assert SWEPT.keys() == set(GenerateSamplingParams.__struct_fields__) - NEUTRAL_SAMPLING.keys()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", SWEPT)
+def test_every_sampling_field_alone_gives_ids_of_the_vocabulary(server: ServerProcess, name: str, stream: bool) -> None:
+    for value in SWEPT[name]:
+        params = {"max_new_tokens": 3, name: value}
+        response = server.post(G, {"text": "hi", "sampling_params": params, "stream": stream}, headers=KEY)
+        assert response.status_code == 200, response.text
+        if stream:
+            *events, done = response.text.removesuffix("\n\n").split("\n\n")
+            assert done == "data: [DONE]"
+            answers = [json.loads(event.removeprefix("data: ")) for event in events]
+        else:
+            answers = response.json() if name == "n" else [response.json()]
+        ids = [token_id for answer in answers for token_id in answer["output_ids"]]
+        assert all(0 <= token_id < VOCAB_SIZE for token_id in ids)
+        assert bool(ids) == (params["max_new_tokens"] > 0)
 
 
 def test_a_prefix_is_cached_for_its_tenant_and_salt_alone(server: ServerProcess) -> None:
@@ -197,4 +214,4 @@ def test_every_bad_input_has_a_test() -> None:
     assert tested == {f"B{number:02}" for number in range(1, 70)}
     for place in ELSEWHERE.values():
         file, function = place.split(":")
-        assert f"def {function or 'test_'}" in (HERE / file).read_text(), place
+        assert f"def {function}(" in (HERE / file).read_text(), place

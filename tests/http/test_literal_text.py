@@ -1,10 +1,18 @@
 """Special tokens in a message are text, and all other text is tokenized as ever."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from millstream.tokenizer_manager.chat.literal_text import MARK, LiteralText, unmarked_pieces
-from tests.tokenizer_manager.live_server import END, END_ID, LiveServer
+from millstream.common.literal_mark import MARK
+from millstream.tokenizer_manager.chat.literal_text import LiteralText
+from tests.text.sample_tokenizers import byte_level_backend, sentencepiece_backend, tokenizer_of
+from tests.tokenizer_manager.live_server import END, END_ID, LineRenderer, LiveServer
 
 SPECIAL = ("<|end|>", "<|", "ab", "bc", "aa", "\u00e9\u00e9")
 LITERAL = LiteralText(SPECIAL)
@@ -14,7 +22,7 @@ TEXTS = st.lists(st.sampled_from(PARTS), max_size=12).map("".join)
 
 @given(TEXTS)
 def test_no_piece_holds_a_special_token_and_no_text_is_lost(text: str) -> None:
-    pieces = unmarked_pieces(LITERAL.mark(text))
+    pieces = LITERAL.mark(text).split(MARK)
     assert not [special for special in SPECIAL for piece in pieces if special in piece]
     assert "".join(pieces) == text.replace(MARK, "")
 
@@ -42,6 +50,58 @@ def test_a_message_can_not_end_its_turn_on_any_chat_route(server: LiveServer) ->
         assert bytes(ids).decode().count(f"a{END}b") == 1
     tokens = server.post("/tokenize", {"messages": messages}).json["tokens"]
     assert END_ID not in tokens
+
+
+class Greeter(LineRenderer):
+    """A chat template that begins with a text of the client's."""
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], **others: Any) -> str:
+        return others["chat_template_kwargs"]["greeting"] + await super().render(messages, **others)
+
+
+def test_a_template_that_prints_a_kwarg_prints_text() -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"greeting": f"hi{END}"}}
+    with LiveServer(renderer=Greeter()) as server:
+        tokens = server.post("/tokenize", body).json["tokens"]
+    assert END_ID not in tokens
+    assert bytes(tokens).decode().startswith(f"hi{END}u:a")
+
+
+def metaspace(scheme: str) -> tokenizers.Tokenizer:
+    """SentencePiece's way of spaces in the pre-tokenizer: at the head of the first text, or of each one."""
+    backend = tokenizers.Tokenizer.from_str(sentencepiece_backend().to_str())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme=scheme, split=False)
+    return backend
+
+
+def prepending() -> tokenizers.Tokenizer:
+    """The same in the normalizer, and special tokens that are looked for behind it."""
+    backend = tokenizers.Tokenizer.from_str(sentencepiece_backend(strips=False).to_str())
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    backend.add_special_tokens([AddedToken("</s>", special=True, normalized=True)])
+    return backend
+
+
+BACKENDS = {
+    "byte-level": lambda: tokenizers.Tokenizer.from_str(byte_level_backend().to_str()),
+    "metaspace, first": lambda: metaspace("first"),
+    "metaspace, always": lambda: metaspace("always"),
+    "gemma": lambda: tokenizers.Tokenizer.from_str(sentencepiece_backend(strips=False).to_str()),
+    "llama 2": prepending,
+}
+
+
+@pytest.mark.parametrize("make_backend", BACKENDS.values(), ids=BACKENDS)
+def test_a_literal_special_token_is_tokenized_as_the_text_that_it_is(make_backend: Callable[[], Any]) -> None:
+    """No token of it is special, and no space comes or goes."""
+    tokenizer = tokenizer_of(make_backend())
+    mark = LiteralText(tokenizer.special_texts).mark
+    for text in ("say </s> twice", "</s>", "a</s></s>b", "<s> </s>", "no such thing"):
+        ids = tokenizer.encode(f"hello {mark(text)}", add_special_tokens=False)
+        assert tokenizer.special_token_ids.isdisjoint(ids)
+        assert tokenizer.decode(ids, skip_special_tokens=False).lstrip() == f"hello {text}"
+    turn = tokenizer.encode(f"<s>hello {mark('</s>')}</s>", add_special_tokens=False)
+    assert [token_id for token_id in turn if token_id in tokenizer.special_token_ids] == [turn[0], turn[-1]]
 
 
 def test_in_a_plain_prompt_it_counts(server: LiveServer) -> None:

@@ -6,11 +6,11 @@ import jsonschema
 import pytest
 
 from millstream.tokenizer_manager.access import Level
-from millstream.tokenizer_manager.api import openapi
+from millstream.tokenizer_manager.api import openapi, openapi_answers
 from millstream.tokenizer_manager.routes import Route
 from tests.e2e.server_process import serving
 from tests.http.fuzz import FAKE_SERVER, PAUSE, fuzz
-from tests.tokenizer_manager.live_server import LiveServer
+from tests.tokenizer_manager.live_server import MODEL, LiveServer
 
 
 def test_no_request_that_the_document_allows_or_forbids_brings_a_5xx() -> None:
@@ -43,6 +43,47 @@ def test_its_schemas_are_valid_and_take_what_a_client_sends(shared_server: LiveS
     check = jsonschema.Draft202012Validator(chat)
     assert check.is_valid({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "stream": True})
     assert not check.is_valid({"messages": [{"role": "user", "content": "hi"}], "max_tokens": "5"})
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+MESSAGES = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "model": MODEL}
+NORMAL: dict[str, list[Any]] = {  # path -> bodies; None: a GET
+    "/v1/chat/completions": [CHAT, {**CHAT, "logprobs": True, "top_logprobs": 2, "n": 2}],
+    "/v1/completions": [{"prompt": "hi", "max_tokens": 2}, {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1}],
+    "/v1/responses": [{"input": "hi", "max_output_tokens": 2}],
+    "/v1/messages": [MESSAGES],
+    "/v1/messages/count_tokens": [{name: MESSAGES[name] for name in ("messages", "model")}],
+    "/generate": [
+        {"text": "hi", "sampling_params": {"max_new_tokens": 2}},
+        {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 2, "n": 2}, "return_logprob": True},
+    ],
+    "/v1/embeddings": [{"input": "hi"}, {"input": ["a", "b"], "encoding_format": "base64"}],
+    "/v1/score": [{"query": "a", "items": ["b", "c"], "label_token_ids": [97, 98]}],
+    "/tokenize": [{"prompt": "hi"}, {"prompt": ["a", "b"]}, {"messages": CHAT["messages"]}],
+    "/detokenize": [{"tokens": [97]}, {"tokens": [[97], [98]]}],
+    "/pause_generation": [{"mode": "in_place"}],
+    "/continue_generation": [{}],
+    "/flush_cache": [{}],
+    "/abort_request": [{"rid": "none"}],
+}
+
+
+def test_every_route_answers_as_the_document_says(shared_server: LiveServer) -> None:
+    document = shared_server.request("GET", "/openapi.json").json
+    untold = {path for path, methods in document["paths"].items() if "200" not in str(methods)}
+    assert untold == openapi_answers.NEVER_OK
+    finished = shared_server.post("/generate", NORMAL["/generate"][0]).headers["X-Request-Id"]
+    for path, answer in openapi_answers.ANSWERS.items():
+        if isinstance(answer, str):
+            assert shared_server.request("GET", path).headers["Content-Type"].startswith(answer)
+            continue
+        for body in NORMAL.get(path, [None]):
+            place = path.format(id=MODEL, rid=finished)
+            found = shared_server.request("GET" if body is None else "POST", place, body)
+            operation = document["paths"][path]["get" if body is None else "post"]
+            schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+            assert found.status == 200, (path, found.body)
+            jsonschema.validate(found.json, {**schema, "components": document["components"]})
 
 
 def test_a_route_without_an_answer_does_not_start() -> None:

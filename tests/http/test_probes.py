@@ -1,9 +1,11 @@
 """Attacks on a running server from beside HTTP, and on what it loads (the P list; P10 and P12 are in test_access.py)."""
 
+import ipaddress
 import json
 import os
 import pickle
 import random
+import re
 import stat
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import requests
 import zmq
 
 from tests.e2e.server_process import ServerProcess, environment, millstream, serving, wait_until
+from tests.http.bad_inputs import json_schema
 from tests.model.tiny_models import save_model
 from tests.text.sample_tokenizers import byte_level_backend, write_directory
 
@@ -33,11 +36,34 @@ TEMPLATE = """
 """
 
 
+NOTE_CONNECTS = """
+import os, socket, sys
+def note(line):
+    log = os.open({path!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(log, f"{{os.getpid()}} {{line}}\\n".encode())
+    os.close(log)
+def audit(event, args):
+    if event in ("socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"):
+        if event != "socket.connect" or args[0].family != socket.AF_UNIX:
+            note(f"{{event}} {{args[event in ('socket.connect', 'socket.sendto')]!r}}")
+sys.addaudithook(audit)
+note("watched")
+"""
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every process of the server notes that it connects to something, in the file `connects`."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sitecustomize.py").write_text(NOTE_CONNECTS.format(path=str(folder / "connects")))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Iterator[ServerProcess]:
     path = tmp_path_factory.mktemp("template") / "hostile.jinja"
     path.write_text(TEMPLATE)
-    with serving("smollm2", "--tp-size", "2", "--chat-template", str(path)) as server:
+    with serving("smollm2", "--tp-size", "2", "--chat-template", str(path), site=site) as server:
         yield server
 
 
@@ -183,3 +209,34 @@ def test_a_hostile_template_fails_its_chat_alone_in_time_and_memory(server: Serv
     assert main.memory_info().rss - before < 64 * 2**20
     works = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1})
     assert works.status_code == 200
+
+
+ELSEWHERE = [
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://192.0.2.1/x.png"}}]}
+        ]
+    },
+    {"messages": [{"role": "user", "content": "hi"}], "api_base": "http://192.0.2.1", "max_tokens": 1},
+    {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 2,
+        **json_schema({"$ref": "http://192.0.2.1/schema"}),
+    },
+    {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **json_schema({"type": "integer"})},
+]
+
+
+def test_no_process_connects_to_another_machine(server: ServerProcess, site: Path) -> None:
+    """P11, from the start of the server through the tests above to requests that name addresses."""
+    statuses = [server.post("/v1/chat/completions", body).status_code for body in ELSEWHERE]
+    assert statuses == [400, 200, 400, 200]
+    server.seen.clear()  # children that were killed above
+    processes = [psutil.Process(server.process.pid), *server.remember_processes().values()]
+    noted = [line.split(" ", 2) for line in (site / "connects").read_text().splitlines()]
+    watched = {int(pid) for pid, what, *_ in noted if what == "watched"}
+    assert {process.pid for process in processes} <= watched
+    assert len(watched) >= 7
+    assert not [line for line in noted if line[1] != "watched" and not re.match(r"\(?'?(127\.|::1|localhost)", line[2])]
+    peers = [each.raddr.ip for process in processes for each in process.net_connections("inet") if each.raddr]
+    assert not [ip for ip in peers if not ipaddress.ip_address(ip).is_loopback]

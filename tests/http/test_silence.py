@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream.tokenizer_manager import http_server
+from millstream.tokenizer_manager import http_server, slow_clients
 from tests.tokenizer_manager.live_server import MAX_BODY_BYTES, LiveServer, parse_events
 
 COMMENT = b": keep-alive\n\n"
@@ -106,6 +106,32 @@ def test_a_client_that_does_not_take_a_whole_answer_is_cut_off(monkeypatch: pyte
         server.until(lambda: server.num_connections == 1)
         server.until(lambda: server.num_connections == 0, seconds=15)
         assert server.manager.num_open == 0
+
+
+WHOLE = {"prompt": "z" * (MAX_BODY_BYTES - 100)}  # its answer is more than the kernel takes
+
+
+def test_a_client_that_takes_a_whole_answer_in_drops_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_clients, "STALL_SECONDS", 0.3)
+    with LiveServer() as server, silent_client(server, "/tokenize", WHOLE) as client:
+        server.until(lambda: server.num_connections == 1)
+        client.settimeout(5)
+        while server.call(lambda: server.num_connections):
+            assert client.recv(100)
+            time.sleep(0.01)
+        assert server.metric("slow_clients_total") == 1
+
+
+def test_a_client_that_is_slow_but_reads_on_gets_its_whole_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_clients, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(slow_clients, "STALL_BYTES", 1000)
+    with LiveServer() as server, silent_client(server, "/tokenize", WHOLE) as client:
+        begin, taken = time.monotonic(), b""
+        while not taken.endswith(b"}"):
+            taken += client.recv(4096)
+            time.sleep(0.02)
+        assert time.monotonic() - begin > 0.4
+        assert server.metric("slow_clients_total") == 0
 
 
 def silent_client(server: LiveServer, path: str, body: Any) -> socket.socket:

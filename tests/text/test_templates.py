@@ -203,16 +203,6 @@ def test_the_loop_runs_on_while_a_template_is_busy() -> None:
     run(check())
 
 
-def test_a_child_that_was_killed_is_replaced() -> None:
-    async def check() -> None:
-        async with renderer_of("{{ messages[0].content }}") as renderer:
-            assert await renderer.render(USER) == "Hi"
-            os.kill(child_of(renderer).pid, signal.SIGKILL)
-            assert await renderer.render(USER) == "Hi"
-
-    run(check())
-
-
 def test_chats_wait_their_turn_and_a_client_that_leaves_takes_nobody_elses_answer() -> None:
     async def check() -> None:
         async with renderer_of("{{ messages[0].content }}") as renderer:

@@ -1,7 +1,7 @@
 """Reasoning and tool calls, as Anthropic's messages and OpenAI's responses write them: whole, streamed, and sent back."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -9,9 +9,8 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from millstream.tokenizer_manager.chat.chat_family import ChatFamily
-from millstream.tokenizer_manager.chat.template_habits import TemplateHabits
-from tests.tokenizer_manager.live_server import END, MODEL, LiveServer
+from tests.tokenizer_manager.agent_server import AgentServer
+from tests.tokenizer_manager.live_server import MODEL
 from tests.tokenizer_manager.test_anthropic_messages import prompts
 from tests.tokenizer_manager.test_responses import stream_of, without_ids
 
@@ -20,37 +19,6 @@ TOOL = {"name": "weather", "description": "the weather", "input_schema": SCHEMA}
 FUNCTION = {"type": "function", "name": "weather", "description": "the weather", "parameters": SCHEMA}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 ANSWER = f"<think>I look.</think>Wait:\n{CALL}\n{CALL}"
-
-
-class LastRenderer:
-    """A chat template that shows the last message, so that the echo is an answer; it keeps what it was given."""
-
-    def __init__(self) -> None:
-        self.messages: list[Mapping[str, Any]] = []
-        self.tools: Sequence[Mapping[str, Any]] | None = None
-        self.kwargs: Mapping[str, Any] | None = None
-
-    async def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        chat_template_kwargs: Mapping[str, Any] | None,
-    ) -> str:
-        self.messages, self.tools, self.kwargs = list(messages), tools, chat_template_kwargs
-        return str(messages[-1]["content"]) + END
-
-
-class AgentServer(LiveServer):
-    """A server of a model that reasons and calls tools as Qwen's do."""
-
-    def __init__(self) -> None:
-        self.renderer = LastRenderer()
-        family = ChatFamily("hermes", "think", TemplateHabits(takes_tools=True, takes_tool_calls=True))
-        super().__init__(renderer=self.renderer, http={"family": family})
-        self.backend.context_len = 1000
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from millstream.common.finish_reason import FINISH_ABORT
 from tests.tokenizer_manager.live_server import MODEL, LiveServer
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
+SEALED: Any = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}
 PROMPT = "u:hello\na:"
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 
@@ -105,6 +106,7 @@ def test_count_tokens_is_what_the_message_uses(server: LiveServer, client: anthr
         ({"messages": [{"role": "system", "content": "be"}, *HELLO]}, "s:be\n" + PROMPT),
         ({"system": "a", "messages": [{"role": "system", "content": "b"}, *HELLO]}, "s:a\nb\n" + PROMPT),
         ({"messages": [*HELLO, {"role": "user", "content": "you"}]}, "u:hello\nyou\na:"),
+        ({"messages": [*HELLO, SEALED]}, "u:hello\na:"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "I"}, *HELLO]}, "u:hello\na:I\nu:hello\na:"),
     ],
 )  # fmt: skip
@@ -127,6 +129,7 @@ def test_sampling_fields_reach_the_scheduler(server: LiveServer) -> None:
         ({"temperature": -1}, 400, "invalid_request_error", "temperature"),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
+        ({"messages": [SEALED]}, 400, "invalid_request_error", "nothing that can be answered"),
         ({"messages": [{"role": "user", "content": []}]}, 400, "invalid_request_error", "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "invalid_request_error", "[0].text"),

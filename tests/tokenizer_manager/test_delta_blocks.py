@@ -66,6 +66,20 @@ def test_the_blocks_do_not_depend_on_how_deltas_are_cut(pieces: list[Piece], siz
     assert [changed.index for _, changed, _ in changes] == sorted(changed.index for _, changed, _ in changes)
 
 
+def test_texts_have_the_log_probabilities_of_their_tokens() -> None:
+    """And of tokens that were held back before them; those of reasoning and calls are in no block."""
+    a, b, c, d, e, f = [{"token": letter} for letter in "abcdef"]
+    found = DeltaBlocks()
+    found.add([Delta(reasoning="hm", logprobs=[a])])
+    found.add([Delta(logprobs=[b])])
+    found.add([Delta(content="So", logprobs=[c])])
+    found.add([Delta(tool_calls=[ToolCallDelta(0, "c0", "f")], logprobs=[d])])
+    found.add([Delta(content="yes", logprobs=[e]), Delta(content="!")])
+    found.add([Delta(logprobs=[f])])
+    found.finish()
+    assert [block.logprobs for block in found.blocks] == [[], [b, c], [], [e, f]]
+
+
 @given(
     st.dictionaries(st.text("ab", max_size=3), VALUES, max_size=3), st.sampled_from([None, (" ,", " : ")]), st.data()
 )

@@ -2,10 +2,16 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from millstream.common.messages import unpack_int32
-from tests.tokenizer_manager.live_server import CONTEXT_LEN, END, END_ID, LiveServer
+from millstream.common.finish_reason import FINISH_LENGTH
+from millstream.common.messages import pack_int32, unpack_int32
+from millstream.common.text_messages import RequestStats, StrEnd
+from millstream.tokenizer_manager.api.generate_service import GenerateAnswer
+from millstream.tokenizer_manager.call import Call
+from millstream.tokenizer_manager.req_state import Output, ReqState
+from tests.tokenizer_manager.live_server import CONTEXT_LEN, END, END_ID, LiveServer, byte_tokenizer
 
 PATH = "/generate"
 
@@ -68,6 +74,38 @@ def test_a_stream_carries_the_text_so_far(server: LiveServer) -> None:
     assert [event["meta_info"]["completion_tokens"] for event in events] == [1, 2, 3]
     reasons = [event["meta_info"]["finish_reason"] for event in events]
     assert reasons == [None, None, {"type": "length", "length": 3}]
+
+
+def test_incremental_events_add_up_to_the_whole_answer() -> None:
+    body = {"text": ["abc", "xy"], "sampling_params": {"max_new_tokens": 5}, "return_logprob": True}
+    body |= {"logprob_start_len": [0, 1], "top_logprobs_num": 2, "token_ids_logprob": [[97], [98]]}
+    with LiveServer(incremental_streaming_output=True) as server:
+        whole = server.post(PATH, body).json
+        events = server.events(PATH, {**body, "stream": True})
+    assert events.pop() == "[DONE]"
+    for index, expected in enumerate(whole):
+        mine = [event for event in events if event["index"] == index]
+        assert len(mine) == 5
+        assert "".join(event["text"] for event in mine) == expected["text"]
+        assert [token_id for event in mine for token_id in event["output_ids"]] == expected["output_ids"]
+        assert [event["meta_info"]["completion_tokens"] for event in mine] == [1, 2, 3, 4, 5]
+        for name in [name for name in expected["meta_info"] if name.endswith("_logprobs")]:
+            assert [item for event in mine for item in event["meta_info"][name]] == expected["meta_info"][name]
+
+
+def test_all_events_of_a_long_stream_are_a_bounded_number_of_times_as_long_as_the_last() -> None:
+    req = ReqState(Call(0.0, "id"), "rid", None, index=0, prompt_len=1, stream=True)
+    answer = GenerateAnswer(req, byte_tokenizer(), with_texts=False)
+    sizes = []
+    for _ in range(4000):
+        answer.add(Output("x" * 200, pack_int32([97]), None))
+        if answer.is_due:
+            sizes.append(len(msgspec.json.encode(answer.to_json())))
+    assert sizes[:3] == [sizes[0], sizes[0] + 203, sizes[0] + 406]
+    assert sum(sizes) < 50 * sizes[-1]
+    answer.add(Output("y", b"", StrEnd(FINISH_LENGTH(4000), 4000, RequestStats(1, 0, 0))))
+    assert answer.is_due
+    assert bytes(answer.to_json()["text"]).endswith(b'xy"')
 
 
 def test_a_streamed_batch_names_the_index_of_each_event(server: LiveServer) -> None:

@@ -17,12 +17,14 @@ from millstream.common.model_path import find_model
 from millstream.tokenizer_manager.api_error import APIError
 from millstream.tokenizer_manager.grammar.grammar_checker import (
     COMPILE_SECONDS,
+    MAX_EBNF_CHARS,
     MAX_GRAMMAR_CHARS,
+    MAX_GRAMMARS,
     MAX_KNOWN_BYTES,
     GrammarChecker,
 )
 from millstream.tokenizer_manager.grammar.grammar_messages import Grammar, Kind
-from millstream.tokenizer_manager.grammar.regex_limits import RegexError, check_regex
+from millstream.tokenizer_manager.grammar.regex_limits import MAX_TEXT_CHARS, RegexError, check_regex
 from millstream.tokenizer_manager.grammar.schema_limits import MAX_DEPTH, MAX_NODES, SchemaError, check_schema
 from millstream.tokenizer_manager.metrics import Metrics
 
@@ -72,7 +74,13 @@ BAD: list[tuple[Kind, Any, str, str]] = [
     ("json_schema", {"properties": {"a": {"pattern": "x{1,9999}"}}}, "invalid_schema", "#/properties/a/pattern:"),
     ("json_schema", {"allOf": [{"type": "string"}, {"not": {}}]}, "invalid_schema", "#/allOf/1"),
     ("json_schema", {"uniqueItems": True}, "invalid_schema", "uniqueItems"),
+    ("json_schema", {"properties": {f"p{i}": {"type": "null"} for i in range(1500)}}, "invalid_schema", "too much"),
+    ("json_schema", {"items": {"minProperties": 2}}, "invalid_schema", "#/items/minProperties: more than 1"),
     ("json_schema", {"minLength": 5, "maxLength": 2, "type": "string"}, "invalid_schema", "Unsatisfiable"),
+    ("json_schema", {"items": {"const": ["x" * MAX_TEXT_CHARS]}}, "invalid_schema", "#/items/const: a value has more"),
+    ("json_schema", {"enum": ["a", "x" * MAX_TEXT_CHARS]}, "invalid_schema", "#/enum: a value has more than"),
+    ("json_schema", {"properties": {"x" * MAX_TEXT_CHARS: True}}, "invalid_schema", "#/properties: a value has more"),
+    ("lark", 'start: "' + "x" * MAX_TEXT_CHARS + '"', "invalid_grammar", "a text in a grammar"),
     ("regex", "(", "invalid_regex", "unclosed group"),
     ("regex", "a{1,100000}", "invalid_regex", "more than 1000 times"),
     ("regex", "(a{1,1000}){1,1000}", "invalid_regex", "more than 1000 times"),
@@ -166,22 +174,6 @@ def test_a_child_that_hangs_is_killed_and_that_grammar_alone_is_refused() -> Non
     run(check())
 
 
-def test_a_child_that_was_killed_is_replaced_in_mid_compile_too() -> None:
-    async def check() -> None:
-        async with checker_of() as checker:
-            await checker.compile(Grammar("regex", "a", "regex"))
-            assert checker.pid is not None
-            os.kill(checker.pid, signal.SIGSTOP)
-            waiting = asyncio.create_task(checker.compile(Grammar("regex", "b", "regex")))
-            others = [asyncio.create_task(checker.compile(Grammar("regex", f"c{i}", "regex"))) for i in range(3)]
-            await asyncio.sleep(0.05)
-            assert not waiting.done()
-            os.kill(checker.pid, signal.SIGKILL)
-            assert all(await asyncio.gather(waiting, *others))
-
-    run(check())
-
-
 def test_schemas_inside_a_grammar_are_named_by_their_own_field() -> None:
     async def check() -> None:
         async with checker_of() as checker:
@@ -197,8 +189,25 @@ def test_schemas_inside_a_grammar_are_named_by_their_own_field() -> None:
 def test_too_long_a_grammar_is_not_even_sent() -> None:
     async def check() -> None:
         checker = GrammarChecker(Metrics("test"))
-        with pytest.raises(APIError, match="characters"):
-            await checker.compile(Grammar("regex", "a" * (MAX_GRAMMAR_CHARS + 1), "regex"))
+        for kind, most in (("regex", MAX_GRAMMAR_CHARS), ("ebnf", MAX_EBNF_CHARS)):
+            with pytest.raises(APIError, match="characters"):
+                await checker.compile(Grammar(kind, "a" * (most + 1), "regex"))  # type: ignore[arg-type]
+
+    run(check())
+
+
+def test_a_call_brings_so_many_different_grammars_and_the_same_ones_are_one() -> None:
+    async def check() -> None:
+        async with checker_of() as checker:
+            given = [Grammar("regex", f"a{i}", f"sampling_params[{i}].regex") for i in range(MAX_GRAMMARS + 1)]
+            found = await checker.compile_all([given[0], None, given[1], given[0], given[1]] * 100)
+            assert found[0] == found[3] != found[2] == found[4]
+            assert found[1] is None
+            assert len(await checker.compile_all(given[:MAX_GRAMMARS])) == MAX_GRAMMARS
+            with pytest.raises(APIError, match="64 different grammars at most, not 65") as caught:
+                await checker.compile_all(given)
+            error = caught.value
+            assert (error.status, error.param, error.code) == (400, "sampling_params[64].regex", "too_many_grammars")
 
     run(check())
 
@@ -227,8 +236,9 @@ def test_what_is_remembered_is_bounded() -> None:
         ("[{5000}]", True),
         (r"\x{20000}", True),
         ("x{" + "9" * 5000 + "}", False),
-        ("(" * 50_000, True),
-        ("[" * 50_000, True),
+        ("(" * MAX_TEXT_CHARS, True),
+        ("[" * MAX_TEXT_CHARS, True),
+        ("a" * (MAX_TEXT_CHARS + 1), False),
     ],
 )
 def test_what_a_regex_may_repeat(pattern: str, is_good: bool) -> None:

@@ -8,14 +8,25 @@ import msgspec
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from millstream.common.grammar_tokenizer import make_grammar_tokenizer
 from millstream.tokenizer_manager.api_error import APIError
-from millstream.tokenizer_manager.chat.tool_format import HARMONY, HERMES, LLAMA3, MISTRAL, ToolFormat
+from millstream.tokenizer_manager.chat.tool_format import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    HARMONY,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_V11,
+    ToolFormat,
+)
 from millstream.tokenizer_manager.grammar.grammar_child import schema_grammar, to_lark
 from millstream.tokenizer_manager.grammar.grammar_messages import Grammar
 from millstream.tokenizer_manager.grammar.grammar_protocol import MAX_CHOICES, MoreGrammarFields, grammar_of
 from millstream.tokenizer_manager.grammar.lark import lark_grammar, lark_regex, lark_text
+from millstream.tokenizer_manager.grammar.schema_limits import SchemaError
 from millstream.tokenizer_manager.grammar.structural_tag import structural_tag_grammar
-from millstream.tokenizer_manager.grammar.tool_grammar import tool_grammar
+from millstream.tokenizer_manager.grammar.tool_grammar import strict_tool_grammar, tool_grammar
 from tests.text.sample_tokenizers import byte_level_backend, tokenizer_of
 
 BYTES = LLTokenizer("byte")
@@ -252,6 +263,39 @@ def test_special_tokens_of_a_layout_are_meant_as_such() -> None:
     assert f"<[{ids['</s>']}]>" in grammar.text
 
 
+@pytest.mark.parametrize("layout", [HERMES, MISTRAL, MISTRAL_V11, DEEPSEEK_V3, DEEPSEEK_V31])
+def test_strict_calls_inside_free_text(layout: ToolFormat) -> None:
+    """Text is free up to the opening of a call; from there on nothing is left but a call."""
+    tools = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+    several = strict_tool_grammar(tools, layout, TOKENIZER)
+    one = strict_tool_grammar(tools, layout, TOKENIZER, parallel=False)
+    move, stop = ("move", '{"x": 1}'), ("stop", '{"what": "ever"}')
+    for grammar in (several, one):
+        assert accepts(grammar, "Just text, {with} <tool_ and \n lines.")
+        assert accepts(grammar, "")
+        assert accepts(grammar, "<think>\nhm\n</think>\n\n" + layout.write_all([move]))
+        assert accepts(grammar, layout.write_all([stop]))
+        assert not accepts(grammar, layout.write_all([("move", '{"y": 1}')]))
+        assert not accepts(grammar, layout.write_all([("jump", "{}")]))
+        assert not accepts(grammar, f"Ok. {layout.opening} and more")
+    assert accepts(several, "Two: " + layout.write_all([move, stop]) + " done")
+    assert not accepts(one, layout.write_all([move, stop]))
+
+
+def test_strict_calls_and_reasoning_between_special_tokens() -> None:
+    layout = ToolFormat("<|im_end|>", "(", ")", opening="<|im_end|>")
+    grammar = strict_tool_grammar(TOOLS, layout, TOKENIZER, reasoning_tags=("</s>", "<none>"))
+    ids = {text: TOKENIZER.token_to_id(text) for text in ("<|im_end|>", "</s>")}
+    assert f"head: text <[{ids['<|im_end|>']}]>" in grammar.text
+    assert f"reasoning: text <[{ids['</s>']}]>" in grammar.text
+    compiled = lark_grammar(grammar.text, [{"type": "object"}] * 2)
+    tokens = make_grammar_tokenizer(TOKENIZER, byte_level_backend().get_vocab_size())
+    for text, is_good in (("hm</s>So <|im_end|>stop({}).", True), ("hm<|im_end|>jump", False)):
+        matcher = LLMatcher(tokens, compiled, log_level=0)
+        token_ids = TOKENIZER.encode(text, add_special_tokens=False)
+        assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) == is_good
+
+
 @pytest.mark.parametrize("depth", [200, 900])
 def test_schemas_of_any_depth_are_taken_or_refused(depth: int) -> None:
     schema = msgspec.json.decode('{"items":' * depth + "{}" + "}" * depth)
@@ -271,3 +315,26 @@ def test_lark_pieces_escape_what_they_must() -> None:
     assert lark_text('a"b\n\\') == '"a\\"b\\n\\\\"'
     assert lark_text("a<x>b", {"<x>": 7, "<x>b": 8}) == '"a" <[8]>'
     assert lark_regex("a/b\\/c\n[/]") == "/a\\/b\\/c\\n[\\/]/"
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"properties": {"a": {"type": "integer"}}, "required": ["a"]}, '{"a":1,"b\\n":"x"}', '{"a":1,"\\u0061":"x"}'),
+        ({"patternProperties": {"^a": {"type": "integer"}}}, '{"b":"x","a":1}', '{"\\u0061":"x"}'),
+        ({"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1.5}, "1.25", "1"),
+        ({"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, "-1.25", "-1"),
+        ({"type": "number", "exclusiveMinimum": 1, "maximum": 6}, "1.5", "1"),
+        ({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2.5}, "2", "1"),
+        ({"type": "object", "minProperties": 2, "required": ["a", "b"]}, '{"a":1,"b":2}', '{"a":1,"a":2}'),
+    ],
+)
+def test_what_a_schema_admits_is_valid(schema: dict[str, Any], good: str, bad: str) -> None:
+    grammar = grammar_of(fields(json_schema={"type": "object", **schema}))
+    assert accepts(grammar, good)
+    assert not accepts(grammar, bad)
+
+
+def test_a_key_that_comes_twice_can_not_count_twice() -> None:
+    with pytest.raises(SchemaError, match=r"^#/items/minProperties: more than 1"):
+        schema_grammar({"items": {"minProperties": 2}})

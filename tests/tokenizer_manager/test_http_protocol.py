@@ -112,6 +112,11 @@ def test_a_head_that_does_not_end_is_given_up(server: LiveServer, monkeypatch: p
 def test_a_body_that_does_not_end_is_given_up(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_body, "BODY_SECONDS", 0.2)
     assert error_of(talk(server, POST + b"Content-Length: 100\r\n\r\n{")) == (408, "request_timeout")
+    promised = talk(server, POST + b"Expect: 100-continue\r\nContent-Length: 100\r\n\r\n")
+    begun, answer = promised.split(b"\r\n\r\n", 1)
+    assert begun == b"HTTP/1.1 100 Continue"
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert error_of(answer) == (408, "request_timeout")
 
 
 def test_a_body_in_many_small_chunks_is_read_in_time(shared_server: LiveServer) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.tokenizer_manager.chat.chat_family import ChatFamily
+from millstream.tokenizer_manager.chat.tool_format import DEEPSEEK_OPEN
 from tests.tokenizer_manager.parsed_answers import FAMILIES, GOLDENS, PIECES, TOOLS, Answer, read
 
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
@@ -61,6 +62,12 @@ def test_reasoning_that_the_prompt_began() -> None:
     assert read(family, ["yes"], prompt="<|im_start|>assistant\n<think>\n\n</think>\n\n") == Answer("yes")
 
 
+def test_reasoning_that_the_prompt_has_closed() -> None:
+    family = FAMILIES["deepseek"]
+    assert read(family, ["hm</think>yes"], prompt="<\uff5cAssistant\uff5c>") == Answer("yes", "hm")
+    assert read(family, ["yes"], prompt="<\uff5cAssistant\uff5c></think>\n") == Answer("yes")
+
+
 def test_reasoning_can_stay_in_the_content() -> None:
     parser = FAMILIES["hermes"].parser([], "", separates=False)
     assert [delta.content for delta in parser.feed("<think>hm</think>yes")] == ["<think>hm</think>yes"]
@@ -71,6 +78,26 @@ def test_arguments_stream_as_they_come() -> None:
     parser.feed('<tool_call>\n{"name": "weather", "arguments": ')
     pieces = [parser.feed(piece)[0].tool_calls[0].arguments for piece in ('{"ci', 'ty": "Be', 'rn"}')]
     assert json.loads("".join(pieces)) == {"city": "Bern"}
+
+
+ENDLESS = {  # tags of which others, that never come, are looked for ahead of each
+    "hermes": ("<tool_call><function=time>", "<parameter=city>x</parameter>"),
+    "llama3": ("", '<|python_tag|>{"name": "time"'),
+    "mistral": ("", "[TOOL_CALLS]time[ARGS]{}"),
+    "deepseek": ("</think>", DEEPSEEK_OPEN),
+    "gpt-oss": ("", "<|channel|>analysis<|message|>x<|end|>"),
+}
+
+
+@pytest.mark.parametrize("family", ENDLESS)
+def test_cost_of_a_whole_answer_is_linear(family: str) -> None:
+    """As an answer that is not streamed comes: all at once, 20,000 tags of it."""
+    parser = FAMILIES[family].parser(TOOLS, "")
+    start, unit = ENDLESS[family]
+    started = time.process_time()
+    parser.feed(start + unit * 20_000)
+    parser.finish()
+    assert time.process_time() - started < 1.2
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

@@ -88,6 +88,31 @@ def test_a_stream_adds_up_to_the_whole_response(server: LiveServer, client: open
     assert without_ids(last.response.to_dict()) == without_ids(whole)
 
 
+def test_log_probabilities_as_a_whole_and_in_every_event(server: LiveServer, client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "input": "hello", "max_output_tokens": 3, "top_logprobs": 2}
+    response = client.responses.create(**asked, include=["message.output_text.logprobs"])
+    (message,) = Response.model_validate(response.to_dict(mode="json"), strict=True).output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    assert part.logprobs is not None
+    assert "".join(entry.token for entry in part.logprobs) == part.text == PROMPT[:3]
+    assert [len(entry.top_logprobs) for entry in part.logprobs] == [2, 2, 2]
+    assert [bytes(entry.bytes).decode() for entry in part.logprobs] == list(part.text)
+    assert response.top_logprobs == 2
+
+    events = stream_of(server, **asked)
+    whole = [entry.to_dict() for entry in part.logprobs]
+    deltas = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    assert [entry for logprobs in deltas for entry in logprobs] == whole
+    assert len(deltas) == 3
+    last = {event["type"]: event for event in events}
+    assert last["response.output_text.done"]["logprobs"] == whole
+    assert last["response.content_part.done"]["part"]["logprobs"] == whole
+    assert last["response.output_item.done"]["item"]["content"][0]["logprobs"] == whole
+    assert last["response.incomplete"]["response"]["output"][0]["content"][0]["logprobs"] == whole
+
+
 def without_ids(response: dict[str, Any]) -> dict[str, Any]:
     """A response without what differs from call to call."""
     items = [{name: value for name, value in item.items() if name != "id"} for item in response["output"]]
@@ -135,6 +160,8 @@ def test_sampling_fields_reach_the_scheduler(server: LiveServer) -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": -1}, "top_logprobs"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),

@@ -9,8 +9,9 @@ import pytest
 
 from millstream.common.flags import ConfigError
 from millstream.common.sampling_params import SamplingParams
+from millstream.tokenizer_manager.api.sampling_fields import ReadOnce
 from millstream.tokenizer_manager.sampling_defaults import describe_sampling_defaults, find_sampling_defaults
-from tests.tokenizer_manager.live_server import LiveServer
+from tests.tokenizer_manager.live_server import Answer, LiveServer
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -72,6 +73,28 @@ def test_defaults_come_from_generation_config_unless_openais_are_asked_for(tmp_p
     assert found == SamplingParams(temperature=0.6, top_k=20, top_p=0.95)
     assert describe_sampling_defaults(found) == "temperature 0.6, top_p 0.95, top_k 20"
     assert describe_sampling_defaults(find_sampling_defaults(tmp_path, "openai")) == "OpenAI's"
+
+
+@pytest.mark.parametrize(("name", "of_index"), [("bad_words", "w{}x"), ("stop_regex", "w{}x+")])
+def test_a_batch_brings_few_different_lists_that_take_time(shared_server: LiveServer, name: str, of_index: str) -> None:
+    def post(num_different: int) -> Answer:
+        lists = [[of_index.format(index % num_different), "b"] for index in range(200)]
+        params = [{"max_new_tokens": 1, name: each} for each in lists]
+        return shared_server.post(GENERATE, {"text": ["a"] * 200, "sampling_params": params})
+
+    assert post(32).status == 200
+    refused = post(33)
+    assert refused.status == 400
+    assert refused.error["param"] == f"sampling_params[32].{name}"
+    assert "at most 32 different" in refused.error["message"]
+
+
+def test_a_list_that_comes_again_is_not_read_again() -> None:
+    was_read = []
+    once = ReadOnce(was_read.append)
+    for texts in [("a", "b"), ("c",), ("a", "b")] * 50:
+        once(texts, "bad_words")
+    assert was_read == [("a", "b"), ("c",)]
 
 
 @pytest.mark.parametrize("text", ['{"temperature": -1}', '{"top_p": "x"}', "[", '{"temperature": NaN}'])

@@ -192,6 +192,24 @@ def test_health_generate_really_generates(server: LiveServer) -> None:
     assert server.request("GET", "/health_generate").error["code"] == "not_alive"
 
 
+def test_probes_at_once_are_one_and_nobody_who_probes_can_spoil_it(server: LiveServer) -> None:
+    server.backend.paused = True
+    headers = {"X-Request-Timeout-S": "0.001", "X-Request-Waiting-Timeout-S": "0.001", "X-Request-Id": "mine"}
+    probes = [server.send("GET", "/health_generate", headers=headers) for _ in range(30)]
+    server.until(lambda: server.manager.num_open == 30)
+    (sent,) = server.backend.requests
+    assert (sent.timeout, sent.waiting_timeout) == (None, None)
+    assert not server.call(lambda: server.manager.find_requests("mine"))
+    probes.pop(0).close()
+    server.until(lambda: server.manager.num_open == 29)
+    server.call(server.backend.resume)
+    for probe in probes:
+        with probe, probe.getresponse() as response:
+            assert response.status == 200
+    assert server.request("GET", "/health_generate").status == 200
+    assert len(server.backend.requests) == 2
+
+
 def test_the_cache_is_flushed_when_nothing_runs(server: LiveServer) -> None:
     assert server.request("POST", "/flush_cache").json == {"success": True, "message": "flushed"}
     server.backend.paused = True
@@ -208,8 +226,9 @@ def test_models_are_listed_with_their_context_and_found_by_name(server: LiveServ
     assert server.request("GET", "/v1/models/echo").json == cards[0]
     for path in ("/v1/models/org/echo", "/v1/models/org%2Fecho"):
         assert server.request("GET", path).json == cards[1]
-    missing = server.request("GET", "/v1/models/nope")
+    missing = server.request("GET", "/v1/models/ecco")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+    assert missing.error["message"].endswith("; served: echo, org/echo; did you mean echo?")
 
 
 def test_server_info_tells_arguments_model_and_load(server: LiveServer) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from millstream.tokenizer_manager import sse
+from millstream.tokenizer_manager import slow_clients
 from tests.tokenizer_manager.live_server import CONTEXT_LEN, LiveServer, parse_events
 
 GENERATE = "/generate"
@@ -159,7 +159,7 @@ def test_what_waits_for_a_slow_reader_is_bounded(server: LiveServer) -> None:
     with slow_reader(server, "/v1/completions", ROUTES["completions"].body):
         for _ in range(MAX_TOKENS - 1):
             step(server, 1)
-            assert server.call(buffered) < sse.HIGH_WATER_BYTES + 1000
+            assert server.call(buffered) < slow_clients.HIGH_WATER_BYTES + 1000
         assert server.call(buffered) > 0
 
 
@@ -188,7 +188,7 @@ def test_tokens_that_come_in_one_go_leave_in_one_event(server: LiveServer) -> No
 def test_a_reader_that_has_stopped_is_cut_off_and_its_request_aborted(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(slow_clients, "STALL_SECONDS", 0.2)
     with slow_reader(server, GENERATE, ROUTES["generate"].body):
         step(server, MAX_TOKENS - 1)
         server.until(lambda: len(server.backend.aborts) == 1, seconds=5)

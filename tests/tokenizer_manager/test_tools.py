@@ -1,18 +1,15 @@
 """Tools and reasoning over HTTP: what is asked, what is refused, and the same answer as a whole and as a stream."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from millstream.common.flags import ConfigError
-from millstream.tokenizer_manager.chat.chat_family import ChatFamily, find_chat_family
-from millstream.tokenizer_manager.chat.chat_prompt import ChatMessage, template_messages
+from millstream.tokenizer_manager.chat.chat_family import ChatFamily
 from millstream.tokenizer_manager.chat.template_habits import TemplateHabits
-from millstream.tokenizer_manager.chat.tool_format import DEEPSEEK_V31
-from tests.tokenizer_manager.live_server import END, END_ID, LiveServer
+from tests.tokenizer_manager.agent_server import AgentServer
+from tests.tokenizer_manager.live_server import END_ID, LiveServer
 from tests.tokenizer_manager.parsed_answers import TOOLS
 
 PATH = "/v1/chat/completions"
@@ -21,25 +18,9 @@ TEXT = f"<think>\nh\u00e9\n</think>\n\nSo:\n{HERMES_CALL}"
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
 
 
-class LastMessageRenderer:
-    """The prompt, and so the answer of an EchoBackend, is the last message."""
-
-    async def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        chat_template_kwargs: Mapping[str, Any] | None,
-    ) -> str:
-        return f"{messages[-1]['content']}{END}"
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    family = ChatFamily("hermes", "think", TemplateHabits(takes_tools=True, takes_tool_calls=True))
-    with LiveServer(renderer=LastMessageRenderer(), http={"family": family}) as live:
+    with AgentServer() as live:
         yield live
 
 
@@ -169,90 +150,3 @@ def test_bad_messages(server: LiveServer, message: dict[str, Any], param: str) -
     answer = server.post(PATH, {"messages": [message]})
     assert answer.status == 400
     assert answer.error["param"] == param
-
-
-HISTORY = [
-    {"role": "developer", "content": "Be brief."},
-    {"role": "user", "content": "Weather?"},
-    {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [CALL, {**CALL, "id": "call_2"}]},
-    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
-    {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "sun"}]},
-]
-
-
-def history() -> list[dict[str, Any]]:
-    return template_messages(msgspec.convert(HISTORY, list[ChatMessage]))
-
-
-def test_messages_for_a_template_that_knows_tools() -> None:
-    habits = TemplateHabits(takes_tools=True, takes_tool_calls=True, takes_developer=True)
-    developer, _, assistant, tool, _ = habits.messages(history(), TOOLS)
-    assert developer["role"] == "developer"
-    assert assistant["content"] == ""
-    assert assistant["reasoning_content"] == "hm"
-    assert assistant["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Bern"}}
-    assert tool == {"role": "tool", "content": "rain", "tool_call_id": "call_1"}
-
-
-def test_messages_for_deepseeks_template_and_that_of_gpt_oss() -> None:
-    template = "{{ tools }}{{ tool_calls }}{{ tool['function']['name'] + '<\uff5ctool\u2581sep\uff5c>' }}"
-    deepseek = find_chat_family({"default": template + "{{ tool['function']['arguments'] + '' }}"}, "deepseek", "none")
-    assert deepseek.forced_format == DEEPSEEK_V31
-    call = deepseek.habits.messages(history(), TOOLS)[2]["tool_calls"][0]
-    assert call["function"]["arguments"] == '{"city":"Bern"}'
-    template = "{{ tools }}{{ tool_calls }}{{ message.thinking }}{{ arguments|tojson }}"
-    assistant = find_chat_family({"default": template}, "gpt-oss", "gpt-oss").habits.messages(history(), TOOLS)[2]
-    assert assistant["thinking"] == "hm"
-    assert assistant["tool_calls"][0]["function"]["arguments"] == {"city": "Bern"}
-
-
-def test_ids_for_a_template_that_takes_short_ones() -> None:
-    template = "{{ tools }}{{ tool_calls }}{% if tool_call.id|length != 9 %}"
-    habits = find_chat_family({"default": template}, "mistral", "none").habits
-    *_, assistant, first, second = habits.messages(history(), TOOLS)
-    ids = [call["id"] for call in assistant["tool_calls"]]
-    assert [first["tool_call_id"], second["tool_call_id"]] == ids
-    assert ids[0] != ids[1]
-    assert [len(call_id) for call_id in ids] == [9, 9]
-
-
-def test_messages_for_a_template_that_knows_none() -> None:
-    system, _, assistant, answers = TemplateHabits().messages(history(), TOOLS)
-    assert system["role"] == "system"
-    assert system["content"].startswith("Be brief.\n\n")
-    assert '"name":"weather"' in system["content"]
-    call = '<tool_call>\n{"name": "weather", "arguments": {"city":"Bern"}}\n</tool_call>'
-    assert assistant == {"role": "assistant", "content": f"{call}\n{call}", "reasoning_content": "hm"}
-    responses = [f"<tool_response>\n{text}\n</tool_response>" for text in ("rain", "sun")]
-    assert answers == {"role": "user", "content": "\n".join(responses)}
-
-
-def test_arguments_that_are_no_object_stay_a_text() -> None:
-    cut_off = {**CALL, "function": {"name": "weather", "arguments": '{"ci'}}
-    message = msgspec.convert({"role": "assistant", "tool_calls": [cut_off]}, ChatMessage)
-    assert template_messages([message])[0]["tool_calls"][0]["function"]["arguments"] == '{"ci'
-
-
-@pytest.mark.parametrize(
-    ("template", "parsers"),
-    [
-        ("{{ messages }}", ("hermes", "none")),
-        ("{{ tools }} <tool_call> {{ enable_thinking }} <think>", ("hermes", "think")),
-        ("{{ tools }} [TOOL_CALLS]", ("mistral", "none")),
-        ("{{ tools }} <|python_tag|>", ("llama3", "none")),
-        ("{{ tools }} <\uff5ctool\u2581calls\u2581begin\uff5c> </think>", ("deepseek", "deepseek-r1")),
-        ("{{ tools }} <|channel|> <|message|>", ("gpt-oss", "gpt-oss")),
-        ("{{ tools }} <tool_call> <arg_key>", ("none", "none")),
-        ("{{ tools }}", ("none", "none")),
-    ],
-)
-def test_parsers_are_found_in_the_template(template: str, parsers: tuple[str, str]) -> None:
-    family = find_chat_family({"default": template}, "auto", "auto")
-    assert (family.tool_call_parser, family.reasoning_parser) == parsers
-    named = find_chat_family({"default": template}, "qwen", "none")
-    assert (named.tool_call_parser, named.reasoning_parser) == ("hermes", "none")
-
-
-def test_an_unknown_parser_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--tool-call-parser must be one of auto, none, deepseek"):
-        find_chat_family({}, "pythonic", "auto")

@@ -46,6 +46,7 @@ class Tool(msgspec.Struct, kw_only=True):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):

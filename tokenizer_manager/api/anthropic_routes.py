@@ -36,7 +36,7 @@ class AnthropicRoutes:
     async def count_tokens(self, request: web.Request) -> web.Response:
         """POST /v1/messages/count_tokens: the `input_tokens` of the same prompt as a message, cached ones included."""
         try:
-            return await self._count(await read_json(request, PROMPT))
+            return await self._count(request, await read_json(request, PROMPT))
         except APIError as error:
             raise error.renamed(CORE_NAMES) from None
 
@@ -71,8 +71,9 @@ class AnthropicRoutes:
             events = answer.events()
             return await stream_events(request, self._manager.metrics, events, done=b"", error_event=error_event)
 
-    async def _count(self, body: PromptBody) -> web.Response:
+    async def _count(self, request: web.Request, body: PromptBody) -> web.Response:
         self._manager.check_model(body.model)
         body.check()
-        input_ids = await self._chat.input_ids(anthropic_turn(body, SamplingParams()))
+        async with self._manager.queue_place(call_of(request), 1):
+            input_ids = await self._chat.input_ids(anthropic_turn(body, SamplingParams()))
         return json_response({"input_tokens": len(input_ids)})

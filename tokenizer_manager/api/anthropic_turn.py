@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...common.sampling_params import SamplingParams
-from ..api_error import APIError, bad_request
+from ..api_error import APIError, bad_request, needed
 from ..chat.chat_history import ChatHistory
 from ..chat.chat_service import ChatTurn
 from ..grammar.grammar_messages import Grammar
@@ -22,12 +22,15 @@ def anthropic_turn(body: PromptBody, params: SamplingParams, **others: Any) -> C
         history.add_text("system", text)
     for index, message in enumerate(body.messages):
         _add_message(history, message.role, message.content, f"messages[{index}].content")
-    is_begun = bool(body.messages) and body.messages[-1].role == "assistant"
-    if is_begun and "tool_calls" in history.messages[-1]:
+    messages = history.messages
+    if not messages:
+        raise bad_request("messages hold nothing that can be answered", "messages")
+    is_begun = messages[-1]["role"] == "assistant"
+    if is_begun and "tool_calls" in messages[-1]:
         raise bad_request("messages: tool_use needs a tool_result in the next message", "messages")
     choice = body.tool_choice
     return ChatTurn(
-        messages=history.messages,
+        messages=messages,
         sampling_params=params,
         tools=_functions(body),
         tool_choice=_tool_choice(choice),
@@ -73,14 +76,14 @@ def _add_message(history: ChatHistory, role: str, content: str | list[ContentBlo
 def _add_block(history: ChatHistory, role: str, block: ContentBlock, at: str) -> None:
     match role, block.type:
         case _, "text":
-            history.add_text(role, _needed(block.text, f"{at}.text"))
+            history.add_text(role, needed(block.text, f"{at}.text"))
         case "assistant", "thinking":
-            history.add_reasoning(_needed(block.thinking, f"{at}.thinking"))
+            history.add_reasoning(needed(block.thinking, f"{at}.thinking"))
         case "assistant", "redacted_thinking":
             pass
         case "assistant", "tool_use":
-            call_id, name = _needed(block.id, f"{at}.id"), _needed(block.name, f"{at}.name")
-            history.add_tool_call(call_id, name, _needed(block.input, f"{at}.input"))
+            call_id, name = needed(block.id, f"{at}.id"), needed(block.name, f"{at}.name")
+            history.add_tool_call(call_id, name, needed(block.input, f"{at}.input"))
         case "user", "tool_result":
             _add_tool_result(history, block, at)
         case _:
@@ -88,7 +91,7 @@ def _add_block(history: ChatHistory, role: str, block: ContentBlock, at: str) ->
 
 
 def _add_tool_result(history: ChatHistory, block: ContentBlock, at: str) -> None:
-    call_id, content = _needed(block.tool_use_id, f"{at}.tool_use_id"), block.content
+    call_id, content = needed(block.tool_use_id, f"{at}.tool_use_id"), block.content
     text = content if isinstance(content, str) else "\n".join(_texts(content or (), f"{at}.content"))
     try:
         history.add_tool_result(call_id, text)
@@ -101,13 +104,7 @@ def _texts(blocks: Sequence[ContentBlock], at: str) -> Iterator[str]:
     for index, block in enumerate(blocks):
         if block.type != "text":
             raise _unknown_block(block, f"{at}[{index}]")
-        yield _needed(block.text, f"{at}[{index}].text")
-
-
-def _needed(value: Any, param: str) -> Any:
-    if value is None:
-        raise bad_request(f"{param} is required", param, "missing_field")
-    return value
+        yield needed(block.text, f"{at}[{index}].text")
 
 
 def _unknown_block(block: ContentBlock, at: str, role: str | None = None) -> APIError:
@@ -120,8 +117,8 @@ def _functions(body: PromptBody) -> list[dict[str, Any]]:
     functions = []
     for index, tool in enumerate(body.tools or ()):
         if tool.type in {None, "custom"}:
-            schema = _needed(tool.input_schema, f"tools[{index}].input_schema")
-            function: dict[str, Any] = {"name": tool.name, "parameters": schema}
+            schema = needed(tool.input_schema, f"tools[{index}].input_schema")
+            function: dict[str, Any] = {"name": tool.name, "parameters": schema, "strict": tool.strict}
             if tool.description is not None:
                 function["description"] = tool.description
             functions.append({"type": "function", "function": function})

@@ -97,9 +97,8 @@ class ChatCompletionRequest(OpenAIBody, kw_only=True):
 
 
 def template_tool(tool: Tool) -> dict[str, Any]:
-    """A tool as chat templates read it."""
-    parameters = tool.function.parameters or {"type": "object", "properties": {}}
-    function = {"name": tool.function.name, "description": tool.function.description, "parameters": parameters}
+    """A tool as a ChatTurn has it."""
+    function = msgspec.to_builtins(tool.function)
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 

@@ -1,7 +1,7 @@
 """Routes that do no work: probes, what the server is, control, metrics."""
 
 import asyncio
-import contextlib
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +15,7 @@ from ...common.sampling_params import SamplingParams
 from ...common.text_messages import StrEnd
 from ..access import ADMIN_KEY_REQUIRED
 from ..accounting import error_code
-from ..api_error import bad_request, forbidden, json_response, unavailable
+from ..api_error import APIError, bad_request, forbidden, json_response, unavailable
 from ..call import Call, call_of
 from ..families import GenerateReq
 from ..json_body import read_json
@@ -36,6 +36,7 @@ class ControlRoutes:
     def __init__(self, manager: TokenizerManager, info: Mapping[str, Any]) -> None:
         self._manager = manager
         self._info = info
+        self._probing: asyncio.Task[str] | None = None
 
     async def livez(self, request: web.Request) -> web.Response:
         """GET /livez: 200 unless the server has failed or its scheduler has fallen silent."""
@@ -53,21 +54,35 @@ class ControlRoutes:
         return json_response(self._state())
 
     async def health_generate(self, request: web.Request) -> web.Response:
-        """GET /health_generate: generate one token. While paused nothing is generated, and nothing is wrong."""
-        call, manager = call_of(request), self._manager
-        if manager.is_paused:
+        """GET /health_generate: generate one token. While paused nothing is generated, and nothing is wrong.
+
+        It needs no key, so whoever asks while a token is on its way waits for that one: many ask for no more than one.
+        """
+        if self._manager.is_paused:
             return json_response(self._state())
-        end: StrEnd | None = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PROBE_SECONDS):
-                end = await self._probe(call)
-        if end is None and not (manager.is_paused or manager.last_output > call.arrival):
-            raise unavailable(f"No token came within {PROBE_SECONDS:g} s.", "not_alive")
-        if end is not None and not _shows_life(end):
-            raise unavailable("The request for one token failed.", "not_alive")
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.ensure_future(self._probe())
+        illness = await asyncio.shield(self._probing)
+        if illness:
+            raise unavailable(illness, "not_alive")
         return json_response(self._state())
 
-    async def _probe(self, call: Call) -> StrEnd | None:
+    async def _probe(self) -> str:
+        """What is wrong with a request for one token, "" for nothing. It is the server's own, whoever asked."""
+        manager = self._manager
+        call = Call(manager.clock(), secrets.token_hex(12))
+        end: StrEnd | None = None
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                end = await self._one_token(call)
+        except TimeoutError:
+            is_alive = manager.is_paused or manager.last_output > call.arrival
+            return "" if is_alive else f"No token came within {PROBE_SECONDS:g} s."
+        except APIError as error:
+            return error.message
+        return "" if end is not None and _shows_life(end) else "The request for one token failed."
+
+    async def _one_token(self, call: Call) -> StrEnd | None:
         params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
         first_id = self._manager.encoder.tokenizer.bos_token_id or 0
         probe = GenerateReq(input_ids=[first_id], sampling_params=params)

@@ -64,7 +64,7 @@ class EmbeddingService:
         manager = self._manager
         manager.check_priority(body.priority)
         inputs = split_prompts(body.input, "input", MAX_INPUTS)
-        with manager.queue_place(call, len(inputs)):
+        async with manager.queue_place(call, len(inputs)):
             sequences = await manager.encoder.prompt_ids(
                 inputs, "input", vocab_size=manager.vocab_size, context_len=manager.context_len
             )

@@ -13,11 +13,10 @@ from ..grammar.grammar_messages import Grammar
 from ..grammar.grammar_protocol import GrammarFields, grammar_of
 from ..json_body import CacheSalt, Int32, Int64, Label, check_unsupported
 from .openai_protocol import split_prompts
-from .sampling_fields import SamplingBase, bad_words, checked, logit_bias, stop_strings
+from .sampling_fields import SamplingBase, logit_bias, stop_strings
 
 MAX_BATCH = 4096
 MAX_NEW_TOKENS = 128
-MAX_BATCH_STOP_REGEXES = 64  # different ones, each compiled while the server waits
 SAME_NAMES = (
     *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "n"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
@@ -75,10 +74,10 @@ class GenerateSamplingParams(GrammarFields, kw_only=True):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             stop_regex=stop_strings(self.stop_regex),
             logit_bias=logit_bias(self.logit_bias, at) or {},
-            bad_words=bad_words(self.bad_words, base.tokenizer, at) or (),
+            bad_words=base.bad_words(self.bad_words, at) or (),
             **{name: getattr(self, name) for name in SAME_NAMES},
         )
-        return checked(params, base.vocab_size, {}, at, may_be_empty=True)
+        return base.checked(params, {}, at, may_be_empty=True)
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
@@ -132,10 +131,6 @@ class GenerateBody(msgspec.Struct, kw_only=True):
             return [(given or GenerateSamplingParams()).to_params(base, "sampling_params")] * num_prompts
         if len(given) != num_prompts:
             message = f"sampling_params has {len(given)} items for {num_prompts} prompts"
-            raise bad_request(message, "sampling_params")
-        regexes = {regex for item in given for regex in stop_strings(item.stop_regex)}
-        if len(regexes) > MAX_BATCH_STOP_REGEXES:
-            message = f"a batch may have at most {MAX_BATCH_STOP_REGEXES} different stop_regex, not {len(regexes)}"
             raise bad_request(message, "sampling_params")
         return [item.to_params(base, f"sampling_params[{index}]") for index, item in enumerate(given)]
 

@@ -19,6 +19,10 @@ from ..tokenizer_manager import TokenizerManager
 from .generate_protocol import GenerateBody
 from .logprob_format import MANY_LOGPROBS, GenerateLogprobs
 
+LONG_BYTES = 64 * 1024  # events that hold all so far, and so many bytes, go out when there is more by
+LONG_SHARE = 32  # one part in so many
+INLINE_PARAMS = 8  # parts of a batch whose sampling parameters are checked at once; those of more in a thread
+
 
 class GenerateService:
     """Answers bodies over one tokenizer manager."""
@@ -33,20 +37,31 @@ class GenerateService:
             body.rid = call.label
         prompts = body.prompts()
         self._manager.check_priority(body.priority)
-        params = body.params(len(prompts), self._manager.sampling_base)
-        with self._manager.queue_place(call, sum(each.n for each in params)):
+        params = await self._params(body, len(prompts))
+        async with self._manager.queue_place(call, sum(each.n for each in params)):
             requests = await self._requests(body, prompts, params)
             if not isinstance(body.rid, list):
                 call.label = body.rid
             elif body.is_single:
                 call.label = requests[0].label
             with self._manager.generate(call, requests, stream=bool(body.stream)) as generation:
-                yield GenerateAnswers(generation, body, self._manager.encoder.tokenizer)
+                yield GenerateAnswers(
+                    generation,
+                    body,
+                    self._manager.encoder.tokenizer,
+                    is_incremental=self._manager.incremental_streaming_output,
+                )
+
+    async def _params(self, body: GenerateBody, num_prompts: int) -> list[SamplingParams]:
+        base = self._manager.sampling_base
+        if isinstance(body.sampling_params, list) and num_prompts > INLINE_PARAMS:
+            return await asyncio.to_thread(body.params, num_prompts, base)
+        return body.params(num_prompts, base)
 
     async def _requests(
         self, body: GenerateBody, prompts: list[str | list[int]], params: list[SamplingParams]
     ) -> list[GenerateReq]:
-        grammars = [await self._manager.compile_grammar(each) for each in body.grammars(len(prompts))]
+        grammars = await self._manager.grammars.compile_all(body.grammars(len(prompts)))
         labels = body.labels(len(prompts))
         logprobs = body.logprobs(len(prompts))
         sequences = await self._manager.encoder.prompt_ids(
@@ -71,12 +86,15 @@ class GenerateService:
 
 
 class GenerateAnswers:
-    """The answers to one body while they come."""
+    """The answers to one body while they come. `is_incremental`: an event brings what is new, not all so far."""
 
-    def __init__(self, generation: Generation, body: GenerateBody, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, generation: Generation, body: GenerateBody, tokenizer: Tokenizer, *, is_incremental: bool
+    ) -> None:
         self._generation = generation
         with_texts = bool(body.return_text_in_logprobs)
         self._answers = [GenerateAnswer(req, tokenizer, with_texts=with_texts) for req in generation.reqs]
+        self._is_incremental = is_incremental
         self._is_single = body.is_single and len(generation.reqs) == 1
 
     async def whole(self) -> Any:
@@ -87,10 +105,15 @@ class GenerateAnswers:
         return whole[0] if self._is_single else whole
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """An object whenever anything has come, with the index of its prompt in a batch."""
+        """An object whenever enough has come, with the index of its prompt in a batch."""
         while not self._generation.done:
             req = await self._next()
-            event = self._answers[req.index].to_json()
+            answer = self._answers[req.index]
+            if not answer.is_due:
+                continue
+            event = answer.to_json()
+            if self._is_incremental:
+                answer.clear()
             yield event if self._is_single else event | {"index": req.index}
 
     async def _next(self) -> ReqState:
@@ -105,7 +128,7 @@ class GenerateAnswers:
 
 
 class GenerateAnswer:
-    """What has come of one prompt, in SGLang's shape: text and ids are cumulative."""
+    """What has come of one prompt since `clear`, in SGLang's shape."""
 
     def __init__(self, req: ReqState, tokenizer: Tokenizer, *, with_texts: bool) -> None:
         self._req = req
@@ -116,6 +139,7 @@ class GenerateAnswer:
         self._text = bytearray()  # as JSON has it, without its quotes: what was sent is not encoded again
         self._output_ids = bytearray()  # as JSON has them, each with a comma before it
         self._num_outputs = 0
+        self._num_handed_out = 0  # bytes
         self._end: StrEnd | None = None
 
     def add(self, output: Output) -> None:
@@ -134,8 +158,31 @@ class GenerateAnswer:
         if self._logprobs is not None:
             self._logprobs.add(unpack_int32(output.token_ids), output.logprobs, output.prompt_logprobs)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether an event shall go out: always while it is short or at the end, else when it has grown by a share.
+
+        So all the events of a stream together are a bounded number of times as long as the last one.
+        """
+        size = self._num_bytes
+        return self._end is not None or size < LONG_BYTES or size >= self._num_handed_out * (1 + 1 / LONG_SHARE)
+
+    def clear(self) -> None:
+        """Forget what has been handed out."""
+        self._text.clear()
+        self._output_ids.clear()
+        self._num_handed_out = 0
+        if self._logprobs is not None:
+            self._logprobs.clear()
+
+    @property
+    def _num_bytes(self) -> int:
+        num_logprob_bytes = 0 if self._logprobs is None else self._logprobs.num_bytes
+        return len(self._text) + len(self._output_ids) + num_logprob_bytes
+
     def to_json(self) -> dict[str, Any]:
         """SGLang's object; what only the end knows is null or 0 before it."""
+        self._num_handed_out = self._num_bytes
         end, req = self._end, self._req
         meta_info: dict[str, Any] = {
             "id": req.name,

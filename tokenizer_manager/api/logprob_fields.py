@@ -47,6 +47,6 @@ def check_wanted(wanted: Iterable[Wanted], vocab_size: int, context_len: int) ->
             room, limit = context_len - prompt_len, params.max_new_tokens
             num_outputs = room if limit is None else min(room, limit)
             total += params.n * logprobs.num_logprobs(prompt_len, num_outputs)
-        check_num_logprobs(total)
+            check_num_logprobs(total)
     except InvalidLogprobs as error:
         raise bad_request(str(error), error.param) from None

@@ -123,7 +123,7 @@ class _CompletionColumns:
 
 
 class GenerateLogprobs:
-    """The lists of SGLang's meta_info, of one request: cumulative, and each item is encoded once.
+    """The lists of SGLang's meta_info, of one request: all since `clear`, and each item is encoded once.
 
     An item is [log-probability, token id, text], where the text is null unless `with_texts`.
     """
@@ -135,6 +135,7 @@ class GenerateLogprobs:
         self._wanted = wanted.resolved(len(prompt_ids))
         self._prompt_ids = prompt_ids
         self._with_texts = with_texts
+        self._is_first = True
         self._lists = {name: bytearray() for name in self._names("input") + self._names("output")}
 
     def add(
@@ -142,19 +143,28 @@ class GenerateLogprobs:
     ) -> None:
         """Take those of some more tokens, and once those of the prompt."""
         start = self._wanted.start_len
-        if prompt_logprobs is not None or (
-            start == len(self._prompt_ids) - 1 and not self._lists["input_token_logprobs"]
-        ):
+        if prompt_logprobs is not None or (start == len(self._prompt_ids) - 1 and self._is_first):
             self._append("input", [self._items([(self._prompt_ids[start], math.nan)])[0], None, None])
         if prompt_logprobs is not None:
             for entry in entries(self._prompt_ids[start + 1 :], prompt_logprobs):
                 self._append_entry("input", entry)
+        self._is_first = False
         for entry in entries(token_ids, logprobs) if logprobs is not None else ():
             self._append_entry("output", entry)
 
     def to_json(self) -> dict[str, msgspec.Raw]:
-        """All of them so far, by name."""
+        """The lists by name."""
         return {name: msgspec.Raw(b"[" + items[1:] + b"]") for name, items in self._lists.items()}
+
+    def clear(self) -> None:
+        """Forget what has been handed out."""
+        for items in self._lists.values():
+            items.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        """What `to_json` will take."""
+        return sum(map(len, self._lists.values()))
 
     def _names(self, side: str) -> list[str]:
         names = [f"{side}_token_logprobs"]

@@ -15,7 +15,7 @@ from ..api_error import bad_request
 from ..grammar.grammar_protocol import MoreGrammarFields
 from ..json_body import CacheSalt, Int32, Int64, Label, Temperature, check_unsupported
 from .logprob_fields import completion_logprobs
-from .sampling_fields import SamplingBase, bad_words, check_best_of, logit_bias, stop_strings
+from .sampling_fields import SamplingBase, check_best_of, logit_bias, stop_strings
 
 MAX_PROMPTS = 128
 COMPLETION_MAX_TOKENS = 16
@@ -148,7 +148,7 @@ def sampling_params_of(
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "stop_regex": stop_strings(body.stop_regex),
         "logit_bias": logit_bias(body.logit_bias),
-        "bad_words": bad_words(body.bad_words, base.tokenizer),
+        "bad_words": base.bad_words(body.bad_words),
         **{name: getattr(body, name) for name in SAME_NAMES},
     }
     names = {"max_new_tokens": max_name, "min_new_tokens": "min_tokens"}

@@ -56,7 +56,7 @@ class OpenAIRoutes:
         params = body.sampling_params(self._manager.sampling_base)
         logprobs = body.wanted_logprobs()
         prompts, asked = body.prompts(), grammar_of(body)
-        with self._manager.queue_place(call_of(request), len(prompts) * params.n):
+        async with self._manager.queue_place(call_of(request), len(prompts) * params.n):
             grammar = await self._manager.compile_grammar(asked)
             input_ids = await self._manager.encoder.prompt_ids(
                 prompts, "prompt", vocab_size=self._manager.vocab_size, context_len=self._manager.context_len

@@ -132,7 +132,7 @@ def _echoed(body: ResponsesRequest, params: SamplingParams) -> dict[str, Any]:
         "text": text | {"format": _text_format(body)},
         "tool_choice": msgspec.to_builtins(body.tool_choice) or "auto",
         "tools": [_tool(tool) for tool in body.tools or () if tool.type == "function"],
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",
         "usage": None,

@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...common.logprobs import LogprobReq
 from ...common.sampling_params import SamplingParams
 from ..api_error import unsupported
 from ..json_body import CacheSalt, Int32, Int64, Label, Temperature, check_unsupported
+from .logprob_fields import chat_logprobs
 from .sampling_fields import SamplingBase
 
 STATELESS = "responses are not stored here; send the whole conversation as input, and leave {} out"
@@ -22,10 +24,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "context_management": ([],),
     "moderation": (),
-    "top_logprobs": (0,),
 }
 STORED = frozenset({"previous_response_id", "conversation"})
-INCLUDABLE = frozenset({"reasoning.encrypted_content"})  # asked for by agents; no answer has it
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = frozenset({LOGPROBS, "reasoning.encrypted_content"})  # the second is asked for by agents; no answer has it
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -96,7 +98,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
-    """POST /v1/responses."""
+    """POST /v1/responses. `service_tier` and what is said of OpenAI's prompt cache are ignored."""
 
     input: str | list[InputItem]
     model: str | None = None
@@ -116,10 +118,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     store: bool | None = None
     include: list[str] | None = None
+    top_logprobs: Int64 | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     rid: Label | None = None
     priority: Int32 | None = None
@@ -131,7 +136,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     truncation: Any = None
     context_management: Any = None
     moderation: Any = None
-    top_logprobs: Any = None
 
     def check(self) -> None:
         """APIError for what types alone do not catch."""
@@ -142,6 +146,11 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         for index, name in enumerate(self.include or ()):
             if name not in INCLUDABLE:
                 raise unsupported(f"include[{index}]", f"include: {name[:100]!r} is not supported; leave it out")
+
+    @property
+    def logprobs(self) -> LogprobReq | None:
+        """Of the answer's text, where they are asked for; APIError for a number that is out of range."""
+        return chat_logprobs(LOGPROBS in (self.include or ()) or bool(self.top_logprobs), self.top_logprobs)
 
     def sampling_params(self, base: SamplingBase) -> SamplingParams:
         """Without a limit the rest of the context may be filled; APIError for what is out of range."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..api_error import bad_request
+from ..api_error import bad_request, needed
 from ..chat.chat_history import ChatHistory
 from ..chat.chat_prompt import read_arguments, reasoning_switches
 from ..chat.chat_service import ChatTurn
@@ -25,6 +25,7 @@ def responses_turn(body: ResponsesRequest, base: SamplingBase, label: str | None
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         grammar=_grammar(body.text),
+        logprobs=body.logprobs,
         chat_template_kwargs=_template_kwargs(body),
         label=label,
         cache_salt=body.cache_salt,
@@ -56,9 +57,9 @@ def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
 def _add_item(history: ChatHistory, item: InputItem, at: str) -> None:
     match item.type:
         case "message":
-            history.add_text(_needed(item.role, f"{at}.role"), _text(item.content, f"{at}.content"))
+            history.add_text(needed(item.role, f"{at}.role"), _text(item.content, f"{at}.content"))
         case "function_call":
-            call_id, name = _needed(item.call_id, f"{at}.call_id"), _needed(item.name, f"{at}.name")
+            call_id, name = needed(item.call_id, f"{at}.call_id"), needed(item.name, f"{at}.name")
             history.add_tool_call(call_id, name, read_arguments(item.arguments or ""))
         case "function_call_output":
             _add_output(history, item, at)
@@ -71,7 +72,7 @@ def _add_item(history: ChatHistory, item: InputItem, at: str) -> None:
 
 
 def _add_output(history: ChatHistory, item: InputItem, at: str) -> None:
-    call_id = _needed(item.call_id, f"{at}.call_id")
+    call_id = needed(item.call_id, f"{at}.call_id")
     try:
         history.add_tool_result(call_id, _text(item.output, f"{at}.output"))
     except KeyError:
@@ -82,16 +83,16 @@ def _add_output(history: ChatHistory, item: InputItem, at: str) -> None:
 def _text(content: str | Sequence[ContentPart] | None, at: str) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(_part(part, f"{at}[{index}]") for index, part in enumerate(_needed(content, at)))
+    return "\n".join(_part(part, f"{at}[{index}]") for index, part in enumerate(needed(content, at)))
 
 
 def _part(part: ContentPart, at: str) -> str:
     if part.type == "refusal":
-        return str(_needed(part.refusal, f"{at}.refusal"))
+        return str(needed(part.refusal, f"{at}.refusal"))
     if part.type not in TEXT_PARTS:
         message = f"{at}: a part of the type {part.type[:100]!r} is not supported; only texts are"
         raise bad_request(message, f"{at}.type", "unsupported_content")
-    return str(_needed(part.text, f"{at}.text"))
+    return str(needed(part.text, f"{at}.text"))
 
 
 def _functions(body: ResponsesRequest) -> list[dict[str, Any]]:
@@ -99,9 +100,10 @@ def _functions(body: ResponsesRequest) -> list[dict[str, Any]]:
     for index, tool in enumerate(body.tools or ()):
         if tool.type == "function":
             function = {
-                "name": _needed(tool.name, f"tools[{index}].name"),
+                "name": needed(tool.name, f"tools[{index}].name"),
                 "description": tool.description,
                 "parameters": tool.parameters,
+                "strict": tool.strict,
             }
             given = {name: value for name, value in function.items() if value is not None}
             functions.append({"type": "function", "function": given})
@@ -114,7 +116,7 @@ def _tool_choice(choice: str | FunctionChoice | None) -> str | dict[str, str]:
     if choice.type != "function":
         message = f"tool_choice: the type {choice.type[:100]!r} is not supported; only function is"
         raise bad_request(message, "tool_choice.type", "unsupported_content")
-    return {"name": _needed(choice.name, "tool_choice.name")}
+    return {"name": needed(choice.name, "tool_choice.name")}
 
 
 def _grammar(text: TextConfig | None) -> Grammar | None:
@@ -124,7 +126,7 @@ def _grammar(text: TextConfig | None) -> Grammar | None:
             return schema_grammar({"type": "object"}, "text.format")
         case "json_schema":
             assert given is not None
-            return schema_grammar(_needed(given.schema, "text.format.schema"), "text.format.schema")
+            return schema_grammar(needed(given.schema, "text.format.schema"), "text.format.schema")
         case _:
             return None
 
@@ -132,9 +134,3 @@ def _grammar(text: TextConfig | None) -> Grammar | None:
 def _template_kwargs(body: ResponsesRequest) -> dict[str, Any]:
     effort = body.reasoning.effort if body.reasoning else None
     return reasoning_switches(effort) | (body.chat_template_kwargs or {})
-
-
-def _needed(value: Any, param: str) -> Any:
-    if value is None:
-        raise bad_request(f"{param} is required", param, "missing_field")
-    return value

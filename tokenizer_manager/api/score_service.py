@@ -75,7 +75,7 @@ class ScoreService:
         manager.check_priority(body.priority)
         body.check_labels(manager.vocab_size)
         prompts = body.prompts()
-        with manager.queue_place(call, len(prompts)):
+        async with manager.queue_place(call, len(prompts)):
             sequences = await manager.encoder.prompt_ids(
                 prompts, "items", vocab_size=manager.vocab_size, context_len=manager.context_len
             )

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from ...common.sampling_params import SamplingParams
 from ..api_error import bad_request, json_response
+from ..call import call_of
 from ..chat.chat_prompt import ChatMessage, template_messages
 from ..chat.chat_service import ChatService, ChatTurn
 from ..json_body import read_json
@@ -54,12 +55,13 @@ class TextRoutes:
         """POST /tokenize."""
         body = await read_json(request, TOKENIZE)
         self._manager.check_model(body.model)
-        given = await self._text(body)
-        texts = [given] if isinstance(given, str) else given
-        if len(texts) > MAX_TEXTS:
-            raise bad_request(f"prompt holds at most {MAX_TEXTS} texts, not {len(texts)}", "prompt")
-        add_special_tokens = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        found = await self._manager.encoder.encode(texts, add_special_tokens=add_special_tokens)
+        async with self._manager.queue_place(call_of(request), 1):
+            given = await self._text(body)
+            texts = [given] if isinstance(given, str) else given
+            if len(texts) > MAX_TEXTS:
+                raise bad_request(f"prompt holds at most {MAX_TEXTS} texts, not {len(texts)}", "prompt")
+            add_special_tokens = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+            found = await self._manager.encoder.encode(texts, add_special_tokens=add_special_tokens)
         single = isinstance(given, str)
         counts = [len(ids) for ids in found]
         return json_response(
@@ -79,7 +81,8 @@ class TextRoutes:
         for ids in sequences:
             if ids:
                 check_ids(ids, "tokens", self._manager.vocab_size)
-        texts = await self._manager.encoder.decode(sequences, skip_special_tokens=body.skip_special_tokens)
+        async with self._manager.queue_place(call_of(request), 1):
+            texts = await self._manager.encoder.decode(sequences, skip_special_tokens=body.skip_special_tokens)
         text = texts[0] if single else texts
         return json_response({"text": text, "prompt": text})
 

@@ -39,6 +39,11 @@ class ReasoningStyle(msgspec.Struct, frozen=True):
     tags: tuple[str, str]
     is_always_inside: bool = False
 
+    def is_open_behind(self, prompt: str) -> bool:
+        """Whether a prompt, which ends with no white space, has the answer begin inside of it."""
+        opening, closing = self.tags
+        return prompt.endswith(opening) or (self.is_always_inside and not prompt.endswith(closing))
+
 
 TOOL_DIALECTS = {
     "deepseek": ToolDialect(
@@ -46,11 +51,10 @@ TOOL_DIALECTS = {
     ),
     "mistral": ToolDialect(mistral, tool_format.MISTRAL, ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), new_short_id),
     "hermes": ToolDialect(hermes, tool_format.HERMES, ("<tool_call>",), ("<tool_call>",)),
-    "llama3": ToolDialect(
-        llama3, tool_format.LLAMA3, ("<|python_tag|>", '{"name": function name, "parameters"'), ("<|python_tag|>",)
-    ),
+    "llama3": ToolDialect(llama3, tool_format.LLAMA3, ('{"name": function name, "parameters"',), ("<|python_tag|>",)),
 }
-VARIANTS = {  # a mark in the template -> the newer way of the same family
+VARIANTS = {  # a mark in the template -> another way of the same family
+    "hermes": ("<function=", tool_format.QWEN_CODER),
     "mistral": ("[ARGS]", tool_format.MISTRAL_V11),
     "deepseek": (f"['name'] + '{tool_format.DEEPSEEK_SEPARATOR}", tool_format.DEEPSEEK_V31),
 }
@@ -90,6 +94,18 @@ class ChatFamily(msgspec.Struct, frozen=True):
         return self.variant or self._dialect.format
 
     @property
+    def strict_format(self) -> ToolFormat | None:
+        """How calls are written by the model's own choice, where one can be told from other text as it begins."""
+        is_known = self.tool_call_parser in TOOL_DIALECTS and self.forced_format.opening
+        return self.forced_format if is_known else None
+
+    @property
+    def reasoning_tags(self) -> tuple[str, ...]:
+        """Those around reasoning, where there are some."""
+        style = REASONING_STYLES.get(self.reasoning_parser)
+        return style.tags if style else ()
+
+    @property
     def forces_one_call(self) -> bool:
         """Whether one answer holds no more than one call."""
         return self.tool_call_parser == HARMONY
@@ -98,10 +114,9 @@ class ChatFamily(msgspec.Struct, frozen=True):
     def tags(self) -> tuple[str, ...]:
         """Texts that a parser must see, special tokens or not."""
         tags = self._dialect.tags if self.tool_call_parser in TOOL_DIALECTS else ()
-        style = REASONING_STYLES.get(self.reasoning_parser)
         if HARMONY in (self.tool_call_parser, self.reasoning_parser):
             tags += (CHANNEL, MESSAGE, START, *ENDS)
-        return tags + (style.tags if style else ())
+        return tags + self.reasoning_tags
 
     def parser(
         self,
@@ -128,7 +143,7 @@ class ChatFamily(msgspec.Struct, frozen=True):
         reads_calls = bool(tools) and (is_bound or self.tool_call_parser != NONE)
         if style is None and not reads_calls:
             return PlainParser()
-        is_inside = style is not None and (style.is_always_inside or prompt.rstrip().endswith(style.tags[0]))
+        is_inside = style is not None and style.is_open_behind(prompt.rstrip())
         program = partial(_reasoning_then, style, is_inside, self._dialect.program if reads_calls else only_content)
         return ProgramParser(program, schemas, writer)
 
@@ -178,9 +193,9 @@ def _check_name(flag: str, name: str, known: Sequence[str]) -> None:
 
 
 def _find_dialect(text: str, takes_tools: bool) -> str:
-    """Where the template knows no tools we write the prompt ourselves, as Hermes'."""
+    """Where the template knows no tools we write the prompt ourselves, as Hermes' if it has no calls either."""
     if not takes_tools:
-        return "hermes"
+        return "deepseek" if tool_format.DEEPSEEK_CALLS in text else "hermes"
     if "<|channel|>" in text and "<|message|>" in text:
         return HARMONY
     if "<arg_key>" in text:  # GLM's, which is no dialect of ours

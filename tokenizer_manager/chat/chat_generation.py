@@ -1,7 +1,7 @@
 """The answer to a turn of a chat while it comes: deltas of each choice, and how it ended."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -13,8 +13,11 @@ from ..api.logprob_format import MANY_LOGPROBS, chat_entries
 from ..api.openai_format import finish_reason
 from ..api_error import APIError
 from ..failure import failure
-from ..req_state import Generation, ReqState
+from ..req_state import Generation, Output, ReqState
 from .delta import Delta, OutputParser, PlainParser
+
+INLINE_CHARS = 10_000  # parsed in some milliseconds; more of them in a thread
+UTF8_CONTINUATIONS = bytes(range(0x80, 0xC0))  # all bytes of a character but its first
 
 
 class ChatGeneration:
@@ -82,9 +85,8 @@ class ChatGeneration:
         parser, token_ids = self._parsers[req.index], self._token_ids[req.index]
         if isinstance(token_ids, bytearray):
             token_ids += output.token_ids
-        deltas = parser.feed(output.text)
-        if output.end is not None:
-            deltas += parser.finish()
+        is_long = len(output.text) > INLINE_CHARS
+        deltas = await asyncio.to_thread(_parse, parser, output) if is_long else _parse(parser, output)
         if any(delta.tool_calls for delta in deltas):
             self._called_tools.add(req.index)
         if output.logprobs is not None:
@@ -100,12 +102,21 @@ class ChatGeneration:
         return [msgspec.structs.replace(first, logprobs=found), *deltas[1:]]
 
 
-def count_tokens(tokenizer: Tokenizer, token_ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> int:
-    """How many of the tokens begin in one of the spans of characters of their text."""
-    if not spans:
-        return 0
-    starts, position = [], 0
+def _parse(parser: OutputParser, output: Output) -> list[Delta]:
+    deltas = parser.feed(output.text)
+    return deltas + parser.finish() if output.end is not None else deltas
+
+
+def count_tokens(tokenizer: Tokenizer, token_ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> int:
+    """How many of the tokens begin in one of the spans of characters of their text; the spans are in order."""
+    num_tokens = position = start = end = 0
+    left = iter(spans)
     for token_id in token_ids:
-        starts.append(position)
-        position += sum(byte & 0xC0 != 0x80 for byte in tokenizer.bytes_of(token_id))
-    return sum(any(start <= place < end for start, end in spans) for place in starts)
+        while position >= end:
+            span = next(left, None)
+            if span is None:
+                return num_tokens
+            start, end = span
+        num_tokens += position >= start
+        position += len(tokenizer.bytes_of(token_id).translate(None, UTF8_CONTINUATIONS))
+    return num_tokens

@@ -14,7 +14,7 @@ from ..api_error import bad_request
 from ..call import Call
 from ..families import GenerateReq
 from ..grammar.grammar_messages import Grammar
-from ..grammar.tool_grammar import tool_grammar
+from ..grammar.tool_grammar import strict_tool_grammar, tool_grammar
 from ..tokenizer_manager import TokenizerManager
 from .chat_family import ChatFamily
 from .chat_generation import ChatGeneration
@@ -63,7 +63,7 @@ class ChatService:
     async def start(self, call: Call, turn: ChatTurn) -> AsyncIterator[ChatGeneration]:
         """Render, tokenize and send a turn; leaving the context aborts what has not ended. APIError if it is refused."""
         manager = self._manager
-        with manager.queue_place(call, turn.sampling_params.n):
+        async with manager.queue_place(call, turn.sampling_params.n):
             prompt = await self.prompt(turn)
             new_parser = self._parser_maker(turn, prompt)
             request = GenerateReq(
@@ -83,20 +83,23 @@ class ChatService:
         """The text of a turn's prompt; APIError naming what is wrong with it."""
         check_tools(turn.tools, turn.tool_choice)
         tools = turn.tools if turn.tool_choice != "none" else ()
-        messages, tools = await self._manager.encoder.as_text(turn.messages, tools)
+        as_text = self._manager.encoder.as_text
+        messages, tools, kwargs = await as_text(turn.messages, tools, turn.chat_template_kwargs)
         return await render_chat(
             self._renderer,
-            self._family.habits.messages(messages, tools),
-            tools=tools if self._family.habits.takes_tools else (),
+            self._family.habits.messages(messages, tools, self._family.forced_format),
+            tools=self._family.habits.tools(tools),
             add_generation_prompt=turn.add_generation_prompt,
             continue_final_message=turn.continue_final_message,
-            chat_template_kwargs=turn.chat_template_kwargs,
+            chat_template_kwargs=kwargs,
         )
 
     def _grammar(self, turn: ChatTurn) -> Grammar | None:
         """That of the answer, or of the calls that are forced; of both where the model may choose."""
         tools = callable_tools(turn.tools, turn.tool_choice)
         may_answer = not is_forced(turn.tool_choice)
+        if may_answer and turn.grammar is None and any(tool["function"].get("strict") for tool in tools):
+            return self._strict_grammar(turn, tools)
         if may_answer and (turn.grammar is None or turn.grammar.kind != "json_schema" or not tools):
             return turn.grammar
         if turn.grammar is not None and not may_answer:
@@ -110,6 +113,19 @@ class ChatService:
             name=name,
             parallel=turn.parallel_tool_calls and name is None and not self._family.forces_one_call,
             answer=turn.grammar,
+        )
+
+    def _strict_grammar(self, turn: ChatTurn, tools: Sequence[dict[str, Any]]) -> Grammar | None:
+        """Of an answer whose calls, if there are some, obey; None where the family's calls have no beginning of their own."""
+        layout = self._family.strict_format
+        if layout is None:
+            return None
+        return strict_tool_grammar(
+            tools,
+            layout,
+            self._manager.encoder.tokenizer,
+            parallel=turn.parallel_tool_calls,
+            reasoning_tags=self._family.reasoning_tags,
         )
 
     def _parser_maker(self, turn: ChatTurn, prompt: str) -> Callable[[], OutputParser]:

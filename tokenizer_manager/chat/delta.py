@@ -81,7 +81,8 @@ class ChatMessageSum:
             for call in delta.tool_calls:
                 self._add_call(call)
             if delta.logprobs is not None:
-                self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
+                self.logprobs = self.logprobs or []
+                self.logprobs += delta.logprobs
 
     @property
     def content(self) -> str:

@@ -4,6 +4,7 @@ OpenAI's Responses are two ways of writing them.
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from typing import Any
 
 from .delta import Delta, ToolCallDelta
 
@@ -26,6 +27,7 @@ class Block:
         self.call_id = (call.id if call else None) or ""
         self.name = (call.name if call else None) or ""
         self.is_done = False
+        self.logprobs: list[dict[str, Any]] = []  # of a text, where they are asked for
         self._pieces: list[str] = []
 
     @property
@@ -50,10 +52,14 @@ Change = tuple[Step, Block, str]  # the text is what a block grew by
 
 
 class DeltaBlocks:
-    """Cuts the deltas of one choice into blocks: at most one is open, and an empty piece opens none."""
+    """Cuts the deltas of one choice into blocks: at most one is open, and an empty piece opens none.
+
+    A text has the log-probabilities of the tokens that came with it or were held back before it.
+    """
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is still to come
 
     def add(self, deltas: Sequence[Delta]) -> list[Change]:
         """What some more deltas change, in order. The blocks do not depend on how the deltas were cut."""
@@ -61,9 +67,11 @@ class DeltaBlocks:
 
     def finish(self) -> list[Change]:
         """The answer has ended, and so has its last block."""
+        self._take_logprobs()
         return list(self._close())
 
     def _add(self, delta: Delta) -> Iterator[Change]:
+        self._logprobs += delta.logprobs or ()
         if delta.reasoning:
             yield from self._grow(BlockKind.REASONING, delta.reasoning)
         if delta.content:
@@ -85,6 +93,12 @@ class DeltaBlocks:
             block = Block(len(self.blocks), kind, call)
             self.blocks.append(block)
             yield Step.STARTED, block, ""
+        self._take_logprobs()
         if text:
             block.add(text)
             yield Step.GREW, block, text
+
+    def _take_logprobs(self) -> None:
+        if self.blocks and self.blocks[-1].kind is BlockKind.TEXT:
+            self.blocks[-1].logprobs += self._logprobs
+        self._logprobs.clear()

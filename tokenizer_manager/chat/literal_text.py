@@ -1,7 +1,7 @@
 """Special tokens that stand in a client's message are text: it can not end its turn there, nor begin another's.
 
-Before a chat is rendered, each of them is cut in two by MARK; the prompt is then tokenized in the pieces between the
-marks, in none of which a special token of the client's is left.
+Before a chat is rendered, each of them gets a MARK, with which the tokenizer does not know it. Where a client sends one
+it is dropped.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 import re2
 
-MARK = "\ufdd0"  # no character, by Unicode's definition; where a client sends one it is dropped
+from ...common.literal_mark import MARK
 
 
 class LiteralText:
@@ -20,7 +20,7 @@ class LiteralText:
         self._pattern = re2.compile("|".join(map(re2.escape, texts))) if texts else None  # linear in the text
 
     def mark(self, value: Any) -> Any:
-        """The same messages, tools or arguments, with marks in all their texts."""
+        """The same messages, tools or arguments, with marks in all their special tokens."""
         if isinstance(value, str):
             return self._mark_text(value)
         if isinstance(value, Mapping):
@@ -34,8 +34,3 @@ class LiteralText:
         while self._pattern is not None and self._pattern.search(text):  # again, since tokens may overlap
             text = self._pattern.sub(lambda found: f"{found[0][0]}{MARK}{found[0][1:]}", text)
         return text
-
-
-def unmarked_pieces(prompt: str) -> list[str]:
-    """What is to be tokenized apart."""
-    return prompt.split(MARK)

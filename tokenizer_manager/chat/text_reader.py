@@ -6,10 +6,12 @@ Every character is looked at a bounded number of times.
 
 import re
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 MAX_HELD_SPACE = 64  # characters of white space that are held back ahead of a tag which may come
 SPACE = re.compile(r"\s*")
+NEVER = r"(?!)"
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -127,9 +129,10 @@ class TextReader:
         White space ahead of the tag is not taken either unless `keeps_space`; at the end of all it is dropped unless
         `keeps_end`.
         """
+        pattern = _any_of(tuple(tags))
         while True:
-            places = [(place, tag) for tag in tags if (place := self._text.find(tag, self._at)) >= 0]
-            place, tag = min(places, default=(len(self._text), ""))
+            found = pattern.search(self._text, self._at)
+            place, tag = (found.start(), found[0]) if found else (len(self._text), "")
             text = self.take(place - self._at)
             if self.ended and not tag:
                 emit(text if keeps_end else _without_space(text))
@@ -150,6 +153,12 @@ class TextReader:
 
     def _may_become(self, literal: str, start: int) -> bool:
         return literal.startswith(self._text[start : start + len(literal)])
+
+
+@lru_cache
+def _any_of(tags: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches the first of `tags` in one walk over the text, however many there are and whichever never comes."""
+    return re.compile("|".join(map(re.escape, tags)) or NEVER)
 
 
 def _overlap(text: str, tag: str) -> int:

@@ -2,6 +2,7 @@
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..api_error import APIError, bad_request
@@ -9,16 +10,19 @@ from ..metrics import Metrics
 from ..sandbox.killable_child import ChildDied, ChildTimeout, KillableChild
 from .grammar_messages import Grammar, GrammarReply, GrammarSetup
 
+CHILD = "millstream.tokenizer_manager.grammar.grammar_child"
 COMPILE_SECONDS = 2.0
 MEMORY_BYTES = 512 * 2**20
 MAX_GRAMMAR_CHARS = 128 * 2**10
+MAX_EBNF_CHARS = 32 * 2**10  # of one that a client wrote, where a lexeme may be as long as the whole
+MAX_GRAMMARS = 64  # different ones of one call, which are compiled one after another
 MAX_KNOWN_BYTES = 8 * 2**20
 
 Key = tuple[str, ...]  # kind and texts
 
 
 class GrammarChecker:
-    """Make it, `start` it when the model is known, and use it in the main thread's event loop.
+    """Make it, `start` it when the model is known, and use it in one event loop.
 
     The child starts with the first grammar. Good grammars are remembered, up to MAX_KNOWN_BYTES.
     """
@@ -38,19 +42,28 @@ class GrammarChecker:
     def start(self, model_path: Path) -> None:
         """From now on grammars are compiled for this model's tokenizer."""
         setup = GrammarSetup(seconds=self._seconds, memory_bytes=MEMORY_BYTES, model_path=str(model_path))
-        self._child = KillableChild("grammar.grammar_child", setup, GrammarReply)
+        self._child = KillableChild(CHILD, "grammars", setup, GrammarReply)
 
     def close(self) -> None:
         """Kill the child and wait for its end."""
         if self._child is not None:
             self._child.close()
 
+    async def compile_all(self, grammars: Sequence[Grammar | None]) -> list[str | None]:
+        """`compile` for each, None for none; APIError 400 where too many of them are different."""
+        different = {_key(grammar): grammar for grammar in grammars if grammar is not None}
+        if len(different) > MAX_GRAMMARS:
+            message = f"A call may bring {MAX_GRAMMARS} different grammars at most, not {len(different)}."
+            raise bad_request(message, list(different.values())[MAX_GRAMMARS].param, "too_many_grammars")
+        compiled = {key: await self.compile(grammar) for key, grammar in different.items()}
+        return [None if grammar is None else compiled[_key(grammar)] for grammar in grammars]
+
     async def compile(self, grammar: Grammar) -> str:
         """llguidance's grammar; APIError names the field, and in a JSON Schema the place, that is wrong."""
-        key = (grammar.kind, grammar.text, *(text for _, text in grammar.schemas))
-        num_chars = sum(map(len, key))
-        if num_chars > MAX_GRAMMAR_CHARS:
-            message = f"{grammar.param} has {num_chars} characters; at most {MAX_GRAMMAR_CHARS} are allowed"
+        key = _key(grammar)
+        num_chars, most = sum(map(len, key)), MAX_EBNF_CHARS if grammar.kind == "ebnf" else MAX_GRAMMAR_CHARS
+        if num_chars > most:
+            message = f"{grammar.param} has {num_chars} characters; at most {most} are allowed"
             raise bad_request(message, grammar.param, "invalid_grammar")
         known = self._known.get(key)
         if known is None:
@@ -71,7 +84,7 @@ class GrammarChecker:
             message = f"{grammar.param} took longer than {timeout.seconds:g} s to compile; make it simpler"
             raise bad_request(message, grammar.param, "grammar_timeout") from None
         except ChildDied:
-            message = f"{grammar.param} needs too much memory to compile; make it simpler"
+            message = f"{grammar.param} needs too much memory or time to compile; make it simpler"
             raise bad_request(message, grammar.param, "grammar_too_large") from None
         finally:
             self._metrics.observe("grammar_compilation_time_seconds", time.monotonic() - start)
@@ -85,6 +98,10 @@ class GrammarChecker:
         self._known[key] = grammar
         while self._known_bytes > MAX_KNOWN_BYTES:
             self._known_bytes -= _num_bytes(*self._known.popitem(last=False))
+
+
+def _key(grammar: Grammar) -> Key:
+    return (grammar.kind, grammar.text, *(text for _, text in grammar.schemas))
 
 
 def _num_bytes(key: Key, grammar: str) -> int:

@@ -7,6 +7,7 @@ A grammar that this process can't compile within its limits never reaches the mo
 import json
 import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -17,11 +18,12 @@ from ...common.tokenizer import load_tokenizer
 from ..sandbox.child_frames import ChildReply
 from ..sandbox.killable_process import answer_until_closed, die_with_parent, read_message
 from .grammar_messages import Grammar, GrammarReply, GrammarSetup
-from .lark import lark_grammar, with_whitespace
-from .regex_limits import RegexError, check_regex
+from .lark import lark_grammar, schema_to_compile
+from .regex_limits import MAX_TEXT_CHARS, RegexError, check_regex
 from .schema_limits import SchemaError, check_schema
 
 MAX_ERROR_CHARS = 300
+NUM_TRIED_TOKENS = 16
 
 CODES = {
     "json_schema": "invalid_schema",
@@ -30,6 +32,7 @@ CODES = {
     "ebnf": "invalid_grammar",
 }
 GBNF_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|::=|[A-Za-z][\w-]*|[|()]', re.DOTALL)
+LARK_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"')
 OVERLAPPING = "oneOf is taken only where no value can match two of its branches; anyOf is taken always"
 
 
@@ -75,6 +78,8 @@ class Compiler:
             check_regex(grammar.text)
             return self._checked(LLMatcher.grammar_from_regex(grammar.text))
         lark = to_lark(grammar.text) if grammar.kind == "ebnf" else grammar.text
+        if any(len(literal[0]) > MAX_TEXT_CHARS for literal in LARK_TEXT.finditer(lark)):
+            raise Refused(f"a text in a grammar must not have more than {MAX_TEXT_CHARS} characters")
         return self._checked(lark_grammar(lark, [json.loads(text) for _, text in grammar.schemas]))
 
     def _schema(self, schema: Any) -> str:
@@ -88,9 +93,10 @@ class Compiler:
             key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema
         }
         for pointer, subschema in reversed(subschemas):
-            found = self._error(schema_grammar({**definitions, **subschema})) if isinstance(subschema, dict) else None
-            if found is not None and pointer != "#":
-                raise SchemaError(pointer, _plain(found))
+            if isinstance(subschema, dict) and pointer != "#":
+                found = self._error(schema_grammar({**definitions, **subschema}), 1)
+                if found is not None:
+                    raise SchemaError(pointer, _plain(found))
         raise SchemaError("#", _plain(error))
 
     def _check_part(self, param: str, text: str) -> None:
@@ -107,17 +113,26 @@ class Compiler:
             raise Refused(_plain(error))
         return grammar
 
-    def _error(self, grammar: str) -> str | None:
-        """What is wrong with it; that it allows no output shows only in the first mask."""
+    def _error(self, grammar: str, num_tokens: int = NUM_TRIED_TOKENS) -> str | None:
+        """What is wrong with it. That it allows no output, or takes too much, shows only when tokens are allowed by it."""
         if self._tokenizer is None:
             return "grammars can not be used with this model's tokenizer"
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
-        if not matcher.is_error():
-            matcher.compute_bitmask()
+        draw = Random(1)  # noqa: S311 - any tokens will do, the same each time
+        for _ in range(num_tokens):
+            mask = matcher.compute_bitmask()
+            if matcher.is_stopped() or not matcher.consume_token(_some_token(mask, draw)):
+                break
         if not matcher.is_error():
             return None
         error = matcher.get_error()
         return "it allows no output" if error.startswith("NoExtension") else error
+
+
+def _some_token(mask: bytes, draw: Random) -> int:
+    """One of the tokens that a mask allows, which it does for one at least."""
+    place = draw.choice([index for index, byte in enumerate(mask) if byte])
+    return 8 * place + draw.choice([bit for bit in range(8) if mask[place] >> bit & 1])
 
 
 class _PartError(ValueError):
@@ -130,7 +145,7 @@ class _PartError(ValueError):
 
 def schema_grammar(schema: Any) -> str:
     """llguidance's grammar of a JSON Schema."""
-    return json.dumps({"grammars": [{"json_schema": with_whitespace(schema)}]})
+    return json.dumps({"grammars": [{"json_schema": schema_to_compile(schema)}]})
 
 
 def to_lark(text: str) -> str:
@@ -186,6 +201,8 @@ def _plain(error: str) -> str:
     """As the client may read it: about its own grammar, not about the compiler."""
     if error.startswith("oneOf constraints are not supported"):
         return OVERLAPPING
+    if "too many expressions" in error or "max is" in error:
+        return "it takes too much to follow; make it simpler"
     found = re.search(r"^error: (.*)$", error, re.MULTILINE) if "regex parse error" in error else None
     return f"the regex is wrong: {found[1]}" if found else _first_line(error)
 

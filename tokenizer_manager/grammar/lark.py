@@ -8,9 +8,14 @@ from typing import Any
 import msgspec
 
 from ..api_error import bad_request
+from .exact_schema import make_exact
 from .one_of import with_any_of
 
-JSON_WHITESPACE = "[ \n]?"  # at most one between two tokens of JSON
+ANY_TEXT = "/(.|\\n)*/"  # but no special tokens
+JSON_OPTIONS = {
+    "whitespace_pattern": "[ \n]?",  # at most one between two tokens of JSON
+    "json_allowed_escapes": 'nrbtf\\"',  # with u a property's name could be written so that it is not known for it
+}
 
 
 def lark_text(text: str, special_tokens: Mapping[str, int] | None = None) -> str:
@@ -33,7 +38,7 @@ def lark_schema(index: int) -> str:
 
 def lark_grammar(text: str, schemas: Iterable[Any] = ()) -> str:
     """llguidance's grammar of a Lark text, with the JSON Schemas that it names."""
-    named = [{"name": lark_schema(i)[1:], "json_schema": with_whitespace(each)} for i, each in enumerate(schemas)]
+    named = [{"name": lark_schema(i)[1:], "json_schema": schema_to_compile(each)} for i, each in enumerate(schemas)]
     return json.dumps({"grammars": [{"name": "answer", "lark_grammar": text}, *named]})
 
 
@@ -45,10 +50,12 @@ def schema_text(schema: Any, param: str) -> str:
         raise bad_request(f"{param} is nested too deeply", param, "invalid_schema") from None
 
 
-def with_whitespace(schema: Any) -> dict[str, Any]:
-    """A JSON Schema that tells llguidance of our white space, and in which oneOf is anyOf where that is the same."""
-    own = with_any_of(schema) if isinstance(schema, dict) else {"allOf": [schema]}
-    return {**own, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
+def schema_to_compile(schema: Any) -> dict[str, Any]:
+    """A JSON Schema as llguidance is to read it: our white space, anyOf for oneOf where that is the same, and no more
+    admitted than is valid. SchemaError where it can not be had.
+    """
+    own = make_exact(with_any_of(schema)) if isinstance(schema, dict) else {"allOf": [schema]}
+    return {**own, "x-guidance": JSON_OPTIONS}
 
 
 def lark_regex(pattern: str) -> str:

@@ -1,42 +1,84 @@
 """oneOf as anyOf, where no value can match two of its branches: the compiler sees that only in simple cases."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_REFERENCES = 32  # followed one after another
+MAX_PAIRS = 50_000  # looked at in one schema
 ALL_TYPES = frozenset({"null", "boolean", "string", "number", "object", "array"})
 
 
-def with_any_of(schema: Any, root: Any = None) -> Any:
-    """The same schema, with every oneOf that can be an anyOf written as one. `root` is what references begin at."""
-    root = schema if root is None else root
-    if isinstance(schema, list):
-        return [with_any_of(each, root) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    new = {key: value if key in ("enum", "const") else with_any_of(value, root) for key, value in schema.items()}
-    branches = schema.get("oneOf")
-    if isinstance(branches, list) and "anyOf" not in schema:
-        resolved = [_resolve(branch, root) for branch in branches]
-        if all(_are_apart(left, right, root) for left, right in combinations(resolved, 2)):
-            new["anyOf"] = new.pop("oneOf")
-    return new
+class Facts(NamedTuple):
+    """What is easy to see of a schema: types, all values where it lists them, and what a matching object must have."""
+
+    types: frozenset[str]
+    values: frozenset[Hashable] | None
+    required: dict[str, Any]
 
 
-def _are_apart(left: Any, right: Any, root: Any) -> bool:
-    """Whether no value can match both, as far as this is easy to see."""
-    if not isinstance(left, Mapping) or not isinstance(right, Mapping):
-        return left is False or right is False
-    if _types(left).isdisjoint(_types(right)):
+def with_any_of(schema: Any) -> Any:
+    """The same schema, with every oneOf that can be an anyOf written as one."""
+    return _Rewriter(schema).rewrite(schema)
+
+
+class _Rewriter:
+    """For one schema, which `root` is: references begin there. The same schema always has the same outcome."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._facts: dict[int, Facts] = {}
+        self._pairs_left = MAX_PAIRS
+
+    def rewrite(self, schema: Any) -> Any:
+        """This part of it."""
+        if isinstance(schema, list):
+            return [self.rewrite(each) for each in schema]
+        if not isinstance(schema, dict):
+            return schema
+        new = {key: value if key in ("enum", "const") else self.rewrite(value) for key, value in schema.items()}
+        branches = schema.get("oneOf")
+        if isinstance(branches, list) and "anyOf" not in schema:
+            resolved = [_resolve(branch, self._root) for branch in branches]
+            if all(self._are_apart(left, right) for left, right in combinations(resolved, 2)):
+                new["anyOf"] = new.pop("oneOf")
+        return new
+
+    def _are_apart(self, left: Any, right: Any) -> bool:
+        """Whether no value can match both: by themselves, or by something that objects of both must have."""
+        left_to_see, seen = [(left, right)], {(id(left), id(right))}
+        while left_to_see and self._pairs_left:
+            self._pairs_left -= 1
+            one, other = left_to_see.pop()
+            if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+                if one is False or other is False:
+                    return True
+                continue
+            facts, others = self._facts_of(one), self._facts_of(other)
+            if _differ(facts, others):
+                return True
+            for name in facts.required:
+                if name in others.required:
+                    pair = (facts.required[name], others.required[name])
+                    if (id(pair[0]), id(pair[1])) not in seen:
+                        seen.add((id(pair[0]), id(pair[1])))
+                        left_to_see.append(pair)
+        return False
+
+    def _facts_of(self, schema: Mapping[str, Any]) -> Facts:
+        """They are collected once."""
+        found = self._facts.get(id(schema))
+        if found is None:
+            types, required = _types(schema), _required(schema)
+            found = Facts(types, _values(schema), {name: _resolve(each, self._root) for name, each in required})
+            self._facts[id(schema)] = found
+        return found
+
+
+def _differ(left: Facts, right: Facts) -> bool:
+    if left.types.isdisjoint(right.types):
         return True
-    values, others = _values(left), _values(right)
-    if values is not None and others is not None and not any(value in others for value in values):
-        return True
-    return any(
-        _are_apart(_resolve(left["properties"][name], root), _resolve(right["properties"][name], root), root)
-        for name in _required(left) & _required(right)
-    )
+    return left.values is not None and right.values is not None and left.values.isdisjoint(right.values)
 
 
 def _resolve(schema: Any, root: Any) -> Any:
@@ -56,9 +98,9 @@ def _resolve(schema: Any, root: Any) -> Any:
 
 
 def _types(schema: Mapping[str, Any]) -> frozenset[str]:
-    given, values = schema.get("type"), _values(schema)
-    if given is None and values is not None:
-        return frozenset(kind for kind, _ in values)
+    given = schema.get("type")
+    if given is None and (values := _listed(schema)) is not None:
+        return frozenset(map(_type_of, values))
     names = [name for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)]
     return frozenset("number" if name == "integer" else name for name in names) or ALL_TYPES
 
@@ -70,15 +112,29 @@ def _type_of(value: Any) -> str:
     return kinds.get(type(value), "null")
 
 
-def _values(schema: Mapping[str, Any]) -> list[tuple[str, Any]] | None:
-    """All values that it allows, where it lists them; True is not 1 here."""
+def _values(schema: Mapping[str, Any]) -> frozenset[Hashable] | None:
+    values = _listed(schema)
+    return None if values is None else frozenset(map(_frozen, values))
+
+
+def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
+    """All values that it allows, where it lists them."""
     given = [schema["const"]] if "const" in schema else schema.get("enum")
-    return [(_type_of(value), value) for value in given] if isinstance(given, list) else None
+    return given if isinstance(given, list) else None
 
 
-def _required(schema: Mapping[str, Any]) -> set[str]:
+def _frozen(value: Any) -> Hashable:
+    """Equal where JSON's values are: 1 is 1.0, and not true."""
+    if isinstance(value, dict):
+        return ("object", frozenset((key, _frozen(item)) for key, item in value.items()))
+    if isinstance(value, list):
+        return ("array", *map(_frozen, value))
+    return (_type_of(value), value)
+
+
+def _required(schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Properties that a matching object has, and that say what they are; none where others than objects match."""
     required, properties = schema.get("required"), schema.get("properties")
     if _types(schema) != {"object"} or not isinstance(required, list) or not isinstance(properties, dict):
-        return set()
-    return {name for name in required if isinstance(name, str) and name in properties}
+        return []
+    return [(name, properties[name]) for name in required if isinstance(name, str) and name in properties]

@@ -2,6 +2,7 @@
 
 import re
 
+MAX_TEXT_CHARS = 2**13  # of a regex, or a text to be matched as it is: each costs a mask up to half a microsecond
 MAX_REPEATS = 1000  # of one thing, quantifiers around one another multiplied
 TOKEN = re.compile(
     r"\\[xuU]\{\w*\}|\\."  # an escaped character
@@ -17,7 +18,9 @@ class RegexError(ValueError):
 
 
 def check_regex(pattern: str) -> None:
-    """RegexError where something may have to be repeated more than MAX_REPEATS times, or for a NUL. Linear in time."""
+    """RegexError where something may have to be repeated more than MAX_REPEATS times, or a NUL, or for its length. Linear."""
+    if len(pattern) > MAX_TEXT_CHARS:
+        raise RegexError(f"a regex must not have more than {MAX_TEXT_CHARS} characters")
     if "\0" in pattern:
         raise RegexError("a regex must not hold NUL")
     largest = [1]  # the largest product within each group that is open

@@ -1,9 +1,10 @@
 """How large a JSON Schema may be, and the subschemas in it, each under its JSON pointer."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
-from .regex_limits import RegexError, check_regex
+from .regex_limits import MAX_TEXT_CHARS, RegexError, check_regex
 
 MAX_DEPTH = 32  # of schemas within schemas
 MAX_NODES = 2000  # schemas, and entries of lists such as enum and required
@@ -68,6 +69,11 @@ def _inner(schema: dict[str, Any]) -> Iterator[Subschema]:
 
 
 def _check_own(pointer: str, schema: dict[str, Any]) -> None:
+    for name in ("const", "enum", "properties"):
+        texts = schema.get(name)
+        for each in texts if isinstance(texts, list | dict) and name != "const" else [texts]:
+            if len(json.dumps(each, ensure_ascii=False)) > MAX_TEXT_CHARS:
+                raise SchemaError(f"{pointer}/{name}", f"a value has more than {MAX_TEXT_CHARS} characters")
     patterns = [("pattern", schema.get("pattern"))]
     if isinstance(schema.get("patternProperties"), dict):
         patterns += [(f"patternProperties/{_escape(key)}", key) for key in schema["patternProperties"]]

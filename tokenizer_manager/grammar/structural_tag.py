@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from ..api_error import APIError, bad_request
 from .grammar_messages import Grammar
-from .lark import lark_regex, lark_schema, lark_text, schema_text
+from .lark import ANY_TEXT, lark_regex, lark_schema, lark_text, schema_text
 
 MAX_PARTS = 256  # rules of one grammar
 MAX_DEPTH = 16
-ANY = "/(.|\\n)*/"
 EMPTY = '""'
 
 
@@ -49,7 +48,7 @@ class _Writer:
             begin, end = _text(_dict(each, at), "begin", at), _text(each, "end", at)
             schema = self._schema(each.get("schema"), f"{at}.schema")
             tags.append(_Tag(begin, f"{schema} {lark_text(end)}", at))
-        return self._rule(f"({' | '.join(self._calls(given, tags, param))})* {self._rule(ANY)}")
+        return self._rule(f"({' | '.join(self._calls(given, tags, param))})* {self._rule(ANY_TEXT)}")
 
     def format(self, given: Any, param: str, depth: int) -> str:
         """One of XGrammar's formats."""
@@ -66,7 +65,7 @@ class _Writer:
             "const_string": lambda given, at, depth: self._rule(lark_text(_text(given, "value", at))),
             "json_schema": self._json_schema,
             "regex": lambda given, at, depth: self._rule(lark_regex(_text(given, "pattern", at))),
-            "any_text": lambda given, at, depth: self._rule(ANY),
+            "any_text": lambda given, at, depth: self._rule(ANY_TEXT),
             "sequence": lambda given, at, depth: self._rule(" ".join(self._elements(given, at, depth))),
             "or": lambda given, at, depth: self._rule(" | ".join(self._elements(given, at, depth))),
             "tag": self._tag,
@@ -95,8 +94,8 @@ class _Writer:
         calls = " | ".join(self._calls(given, self._tags(given, param, depth), param))
         must = bool(given.get("at_least_one"))
         if given.get("stop_after_first"):
-            return self._rule(calls if must else f"{calls} | {self._rule(ANY)}")
-        return self._rule(f"({calls}){'+' if must else '*'} {self._rule(ANY)}")
+            return self._rule(calls if must else f"{calls} | {self._rule(ANY_TEXT)}")
+        return self._rule(f"({calls}){'+' if must else '*'} {self._rule(ANY_TEXT)}")
 
     def _tags_with_separator(self, given: dict[str, Any], param: str, depth: int) -> str:
         tags = [f"{lark_text(tag.begin)} {tag.rest}" for tag in self._tags(given, param, depth)]
@@ -112,7 +111,7 @@ class _Writer:
         begin, end = _text(given, "begin", param), _text(given, "end", param)
         content = _dict(given.get("content"), f"{param}.content")
         if content.get("type") == "any_text" and end:
-            return _Tag(begin, self._rule(f"{ANY} {lark_text(end)}", is_lazy=True), param)
+            return _Tag(begin, self._rule(f"{ANY_TEXT} {lark_text(end)}", is_lazy=True), param)
         return _Tag(begin, f"{self.format(content, f'{param}.content', depth)} {lark_text(end)}", param)
 
     def _calls(self, given: dict[str, Any], tags: list["_Tag"], param: str) -> list[str]:
@@ -128,7 +127,7 @@ class _Writer:
             rests[trigger].append(f"{lark_text(tag.begin[len(trigger) :])} {tag.rest}")
         if not all(rests.values()):
             raise _wrong(f"{param}.triggers", "must each begin a tag")
-        heads = {trigger: self._rule(f"{ANY} {lark_text(trigger)}", is_lazy=True) for trigger in rests}
+        heads = {trigger: self._rule(f"{ANY_TEXT} {lark_text(trigger)}", is_lazy=True) for trigger in rests}
         return [self._rule(f"{heads[trigger]} ({' | '.join(each)})") for trigger, each in rests.items()]
 
     def _rule(self, body: str, *, is_lazy: bool = False) -> str:

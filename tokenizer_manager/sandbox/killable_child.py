@@ -6,6 +6,7 @@ with it, fails alone, and the next one gets a new child.
 
 import asyncio
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -14,11 +15,15 @@ from typing import Generic, TypeVar
 import msgspec
 
 from ...common.config import child_environment
+from ..api_error import unavailable
 from .child_frames import LENGTH_BYTES, MAX_FRAME_BYTES, ChildReply, ChildSetup, to_frame
 
 START_SECONDS = 60.0
+TURN_SECONDS = 30.0  # how long a request may wait for its turn
 REAP_SECONDS = 2.0
+FROM_OUTSIDE = frozenset({0, -signal.SIGKILL})  # exit codes of what no request has done, as the kernel out of memory
 
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 R = TypeVar("R", bound=ChildReply)
 logger = logging.getLogger(__name__)
 
@@ -35,16 +40,25 @@ class ChildDied(Exception):
     """The request took the child down with it."""
 
 
-class KillableChild(Generic[R]):
-    """The module `module` of this folder as a process, or the next one. Use it in the main thread's event loop."""
+class ChildGone(Exception):
+    """The child has ended, or could not start, and no request has done that."""
 
-    def __init__(self, module: str, setup: ChildSetup, reply: type[R]) -> None:
+
+class KillableChild(Generic[R]):
+    """The module `module` as a process, or the next one. `purpose` tells clients what it is for.
+
+    Use it in one event loop: a process dies with the thread that started it.
+    """
+
+    def __init__(self, module: str, purpose: str, setup: ChildSetup, reply: type[R]) -> None:
         self._module = module
+        self._purpose = purpose
         self._setup = setup
         self._reply = reply
         self._process: ChildProcess[R] | None = None
         self._turn = asyncio.Lock()
-        self._requests: set[asyncio.Task[R]] = set()
+        self._exchange: asyncio.Task[R] | None = None
+        self._is_closed = False
 
     def start(self) -> None:
         """Start the process, which gets ready in the background."""
@@ -56,53 +70,80 @@ class KillableChild(Generic[R]):
         return self._process.pid if self._process is not None else None
 
     async def ask(self, request: msgspec.Struct) -> R:
-        """The child's answer; ChildTimeout or ChildDied."""
-        task = asyncio.ensure_future(self._ask_in_turn(to_frame(request)))
-        self._requests.add(task)
-        task.add_done_callback(self._requests.discard)
-        return await asyncio.shield(task)  # a client that leaves must not leave a half-done exchange behind
+        """The child's answer; ChildTimeout or ChildDied where it is the request's fault, APIError 503 where it is not.
+
+        Who is cancelled while others have their turn is dropped; a turn that has begun is not left half done.
+        """
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise unavailable(f"The server is busy: {self._purpose} has too much to do.", "overloaded") from None
+        self._exchange = asyncio.ensure_future(self._answer(to_frame(request)))
+        self._exchange.add_done_callback(self._end_turn)
+        return await asyncio.shield(self._exchange)
 
     def close(self) -> None:
         """Kill the process and wait for its end."""
-        for task in self._requests:
-            task.cancel()
+        self._is_closed = True
+        if self._exchange is not None:
+            self._exchange.cancel()
         if self._process is not None:
             self._process.kill()
             self._process.reap()
             self._process = None
 
+    def _end_turn(self, exchange: asyncio.Task[R]) -> None:
+        self._turn.release()
+        if not exchange.cancelled():
+            exchange.exception()  # nobody may be there to be told
+
     def _new_process(self) -> "ChildProcess[R]":
         return ChildProcess(self._module, self._setup, self._reply)
 
-    async def _ask_in_turn(self, frame: bytes) -> R:
-        async with self._turn:
+    async def _answer(self, frame: bytes) -> R:
+        """One more try for what was killed from outside, or found its child dead."""
+        for _ in range(2):
             try:
-                return await self._ask(frame)
-            except EOFError:  # it died between two requests, or this one killed it
-                pass
-            try:
-                return await self._ask(frame)
-            except EOFError as error:
-                raise ChildDied from error
+                return await self._try(frame)
+            except ChildGone as error:
+                logger.warning("%s has ended: %s", self._module, error)
+        raise unavailable(f"The process of {self._purpose} has ended or could not start.", "process_ended")
 
-    async def _ask(self, frame: bytes) -> R:
-        process = self._process if self._process is not None and self._process.is_alive else self._new_process()
-        self._process = process
-        limit = START_SECONDS
+    async def _try(self, frame: bytes) -> R:
+        process = await self._ready_process()
         try:
-            async with asyncio.timeout(limit):
-                await process.wait_until_ready()
-            limit = self._setup.seconds
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(self._setup.seconds):
                 return await process.ask(frame)
         except TimeoutError:
-            logger.warning("killed %s: it took longer than %g s", self._module, limit)
+            logger.warning("killed %s: it took longer than %g s", self._module, self._setup.seconds)
             await self._drop(process)
-            raise ChildTimeout(limit) from None
+            raise ChildTimeout(self._setup.seconds) from None
         except (EOFError, OSError, msgspec.MsgspecError) as error:
-            logger.warning("%s has ended: %s", self._module, error)
+            exit_code = await asyncio.to_thread(process.reap)
             await self._drop(process)
-            raise EOFError from error
+            if exit_code is None or exit_code in FROM_OUTSIDE:
+                raise ChildGone(f"exit code {exit_code}") from error
+            logger.warning("%s was ended by a request, with exit code %d", self._module, exit_code)
+            raise ChildDied from error
+
+    async def _ready_process(self) -> "ChildProcess[R]":
+        """The process, alive when this returns; ChildGone where none gets ready."""
+        if self._is_closed:
+            raise ChildGone("closed")
+        if self._process is not None and not self._process.is_alive:
+            await self._drop(self._process)
+        try:
+            process = self._process = self._process or self._new_process()
+        except OSError as error:
+            raise ChildGone(str(error)) from error
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await process.wait_until_ready()
+        except (TimeoutError, EOFError, OSError, msgspec.MsgspecError) as error:
+            await self._drop(process)
+            raise ChildGone(f"it did not get ready: {error!r}") from error
+        return process
 
     async def _drop(self, process: "ChildProcess[R]") -> None:
         self._process = None
@@ -117,12 +158,17 @@ class ChildProcess(Generic[R]):
         self._reply = reply
         self._socket, theirs = socket.socketpair()
         self._setup_frame = to_frame(setup)
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        command = [sys.executable, "-P", "-m", f"millstream.tokenizer_manager.{module}"]
+        self._opening: asyncio.Task[Streams] | None = None
+        self._streams: Streams | None = None
+        command = [sys.executable, "-P", "-m", module]
         with theirs:
-            self._process = subprocess.Popen(
-                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=child_environment()
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=child_environment()
+                )
+            except OSError:
+                self._socket.close()
+                raise
 
     @property
     def is_alive(self) -> bool:
@@ -138,7 +184,8 @@ class ChildProcess(Generic[R]):
         """Send the setup and read what came of it, once."""
         if self._streams is None:
             self._socket.setblocking(False)
-            self._streams = await asyncio.open_connection(sock=self._socket)
+            self._opening = asyncio.ensure_future(asyncio.open_connection(sock=self._socket))
+            self._streams = await asyncio.shield(self._opening)  # half open, it could not be closed
             reply = await self.ask(self._setup_frame)
             if reply.error is not None:
                 logger.warning("%s", reply.error)
@@ -157,14 +204,22 @@ class ChildProcess(Generic[R]):
     def kill(self) -> None:
         """End the process at once and close the socket."""
         self._process.kill()
-        if self._streams is None:
+        if self._opening is None:
             self._socket.close()
+        elif self._opening.done():
+            _abort(self._opening)
         else:
-            self._streams[1].transport.abort()
+            self._opening.add_done_callback(_abort)
 
-    def reap(self) -> None:
-        """Wait for the end of a killed process."""
+    def reap(self) -> int | None:
+        """Wait for the end of a process that was killed, or has closed its socket; its exit code, as Popen has it."""
         try:
-            self._process.wait(REAP_SECONDS)
+            return self._process.wait(REAP_SECONDS)
         except subprocess.TimeoutExpired:
             logger.warning("process %d does not end", self._process.pid)
+            return None
+
+
+def _abort(opening: "asyncio.Task[Streams]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[1].transport.abort()

@@ -10,6 +10,7 @@ from typing import Any
 from .killable_child import ChildDied, ChildTimeout, KillableChild
 from .template_messages import RenderReply, RenderRequest, RenderSetup
 
+CHILD = "millstream.tokenizer_manager.sandbox.template_child"
 RENDER_SECONDS = 2.0
 MEMORY_BYTES = 256 * 2**20
 MAX_OUTPUT_CHARS = 16 * 2**20
@@ -28,7 +29,7 @@ class TemplateError(ValueError):
 
 
 class TemplateRenderer:
-    """Renders chats with the model's templates. Make it, `start` it, and use it in the main thread's event loop."""
+    """Renders chats with the model's templates. Make it, then `start` it, and use it in one event loop."""
 
     def __init__(self, *, render_seconds: float = RENDER_SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
         self._render_seconds = render_seconds
@@ -46,7 +47,7 @@ class TemplateRenderer:
             max_output_chars=MAX_OUTPUT_CHARS,
         )
         if chat_templates:
-            self._child = KillableChild("sandbox.template_child", self._setup, RenderReply)
+            self._child = KillableChild(CHILD, "chat templates", self._setup, RenderReply)
             self._child.start()
 
     async def render(
@@ -59,7 +60,10 @@ class TemplateRenderer:
         documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a chat; TemplateError if the template refuses it or cannot render it within its limits."""
+        """The prompt of a chat; TemplateError if the template refuses it or cannot render it within its limits.
+
+        APIError 503 where that is not the chat's fault.
+        """
         setup, child = self._setup, self._child
         if setup is None or child is None:
             raise TemplateError("this model has no chat template")
@@ -81,7 +85,7 @@ class TemplateRenderer:
         except ChildTimeout as timeout:
             raise TemplateError(f"the chat template took longer than {timeout.seconds:g} s") from None
         except ChildDied:
-            raise TemplateError("the chat template's process died of this chat") from None
+            raise TemplateError("the chat template needs too much memory or time for this chat") from None
         if reply.error is not None:
             raise TemplateError(reply.error)
         return reply.text
