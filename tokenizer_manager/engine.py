@@ -8,6 +8,7 @@ with Engine("smollm2") as engine:
 
 import asyncio
 import contextlib
+import json
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -143,7 +144,7 @@ class Engine:
 
 def _embedding_body(prompt: Prompt, pooling: str) -> EmbeddingRequest:
     """The body of a POST /v1/embeddings, checked as one."""
-    return decode(msgspec.json.encode({"input": prompt, "pooling": pooling}), EMBEDDING)
+    return decode(_json({"input": prompt, "pooling": pooling}), EMBEDDING)
 
 
 def _body(
@@ -155,4 +156,9 @@ def _body(
         raise TypeError(f"generate() has no argument {unknown[0]!r}")
     given = {"text": prompt, "sampling_params": sampling_params, "input_ids": input_ids, "stream": stream}
     body = {name: value for name, value in (given | fields).items() if value is not None}
-    return decode(msgspec.json.encode(body), BODY)
+    return decode(_json(body), BODY)
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    """As a client would write it; TypeError or ValueError for what JSON does not have, such as bytes and infinity."""
+    return json.dumps(body, allow_nan=False).encode()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import secrets
 import threading
 from array import array
@@ -41,6 +42,7 @@ class EngineThread:
         self._cause = "it was shut down"
         self._ends = threading.RLock()  # held while something is handed to the loop, and while it is said to have ended
         self._has_ended = False
+        self._pid = os.getpid()
         self._loop = uvloop.new_event_loop()
         self._stop = asyncio.Event()
         self._boot: Boot
@@ -54,6 +56,8 @@ class EngineThread:
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Run a coroutine in the loop; EngineEnded where there is none any more."""
         with self._ends:
+            if os.getpid() != self._pid:
+                self._has_ended, self._cause = True, "it belongs to the process that this one was forked from"
             if not self._has_ended:
                 return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         coroutine.close()

@@ -1,15 +1,18 @@
 """From prompts to token ids, without holding up the event loop: short texts at once, long ones in a thread."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from ..common.tokenizer import Tokenizer, TokenizerError
 from .api_error import bad_request, context_exceeded
 from .chat.literal_text import LiteralText
 
 INLINE_CHARS = 1000  # encoded in well under a millisecond
+HUGE_CHARS = 256 * 2**10  # beyond which one call is done after the other: each takes memory a hundred times its text
 TYPICAL_LONG_TOKEN = 16  # characters; texts with more for each token of the context are looked at twice
+
+T = TypeVar("T")
 
 
 class PromptEncoder:
@@ -19,12 +22,11 @@ class PromptEncoder:
         self.tokenizer = tokenizer
         self._literal_text = LiteralText(tokenizer.special_texts)
         self._longest_token = 0  # in bytes; 0 until it is needed
+        self._huge = asyncio.Semaphore(1)
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text; TokenizerError for a text that can not be encoded."""
-        if sum(map(len, texts)) <= INLINE_CHARS:
-            return self.tokenizer.encode_batch(texts, add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
+        return await self._run(sum(map(len, texts)), lambda: self.tokenizer.encode_batch(texts, add_special_tokens))
 
     async def as_text(self, *values: Any) -> list[Any]:
         """The same messages, tools or arguments, with marks in special tokens: in a prompt of them they are text."""
@@ -38,9 +40,16 @@ class PromptEncoder:
         def decode_all() -> list[str]:
             return [self.tokenizer.decode(ids, skip_special_tokens) for ids in sequences]
 
-        if sum(map(len, sequences)) <= INLINE_CHARS:
-            return decode_all()
-        return await asyncio.to_thread(decode_all)
+        return await self._run(sum(map(len, sequences)), decode_all)
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        """What `work` makes of so many characters or ids."""
+        if size <= INLINE_CHARS:
+            return work()
+        if size <= HUGE_CHARS:
+            return await asyncio.to_thread(work)
+        async with self._huge:
+            return await asyncio.to_thread(work)
 
     async def prompt_ids(
         self,

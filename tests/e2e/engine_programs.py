@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from typing import Any
 
 import psutil
@@ -35,9 +36,14 @@ def forget_in_the_middle_of_a_stream() -> None:
     next(stream)
 
 
-def delete() -> None:
-    """The last reference goes, and the program goes on."""
+def fork_and_delete() -> None:
+    """A fork has no engine. The last reference goes, and the program goes on."""
     engine = make()
+    with warnings.catch_warnings(action="ignore"):  # Python's own, of threads
+        pid = os.fork()
+    if not pid:
+        os._exit(0 if type(error_of(engine)) is EngineEnded else 1)
+    assert os.waitpid(pid, 0)[1] == 0
     assert set(children()) == {"tp_worker.0", "scheduler", "detokenizer"}
     del engine
     assert not children()
@@ -100,7 +106,7 @@ PROGRAMS = {
     each.__name__: each
     for each in (
         forget_in_the_middle_of_a_stream,
-        delete,
+        fork_and_delete,
         lose_a_child,
         interrupt_and_use_after_the_end,
         wait_to_be_killed,

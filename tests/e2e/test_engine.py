@@ -103,6 +103,8 @@ def test_a_bad_request_names_the_field_as_over_http(engine: Engine, server: Serv
         engine.generate(promt="x")
     with pytest.raises(APIError, match="text or input_ids is required"):
         engine.generate()
+    with pytest.raises(TypeError, match="bytes"):
+        engine.generate(b"abc")  # type: ignore[arg-type]
 
 
 def test_what_nobody_waits_for_any_more_is_aborted(engine: Engine) -> None:
@@ -157,7 +159,7 @@ def started(name: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.mark.parametrize(
-    "name", ["forget_in_the_middle_of_a_stream", "delete", "interrupt_and_use_after_the_end", "lose_a_child"]
+    "name", ["forget_in_the_middle_of_a_stream", "fork_and_delete", "interrupt_and_use_after_the_end", "lose_a_child"]
 )
 def test_it_ends_cleanly_with_its_program(name: str) -> None:
     with started(name) as process:
