@@ -1,6 +1,7 @@
 """The command line: `millstream COMMAND ...`. It only dispatches; each command imports what it needs."""
 
 import importlib
+import os
 import signal
 import sys
 
@@ -63,6 +64,9 @@ def main(argv: list[str] | None = None) -> int:
         return int(command(argv[1:]))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except BrokenPipeError:  # whoever read our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or flushing it at the end would fail again
+        return 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
 """Checks of ServerArgs: each flag alone, and beside the others."""
 
+import re
+
 from .config import CACHE_AWARE_POLICIES, ServerArgs
 from .flags import ConfigError, check_ranges, flag_name
+
+ORIGIN = re.compile(r"[a-z][a-z0-9+.\-]*://[^/\s]+/?", re.IGNORECASE)
 
 
 def check_args(args: ServerArgs) -> ServerArgs:
@@ -11,6 +15,9 @@ def check_args(args: ServerArgs) -> ServerArgs:
         raise ConfigError("--served-model-name must not be empty")
     if args.page_size & (args.page_size - 1):
         raise ConfigError(f"--page-size must be a power of two, not {args.page_size}")
+    for origin in args.allowed_origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ConfigError(f"--allowed-origins must be * or like https://name, not {origin!r}")
     _check_scheduling(args)
     _check_quantization(args)
     if args.max_total_tokens is not None and args.max_total_tokens < args.page_size:

@@ -6,14 +6,15 @@ from typing import Any
 
 from .config import ServerArgs
 from .did_you_mean import did_you_mean
-from .flags import ConfigError, Flag, field_of_flag, flags
+from .flags import ConfigError, field_of_flag, flags
 
 MAX_BYTES = 1 << 20
+NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 
 def read_config_file(file: str) -> dict[str, Any]:
     """Field -> value; ConfigError naming the file, and the key that is unknown or has a wrong value."""
-    declared, names = flags(ServerArgs), field_of_flag(ServerArgs)
+    names = field_of_flag(ServerArgs)
     values: dict[str, Any] = {}
     for key, value in _read(file).items():
         name = names.get("--" + key.replace("_", "-"))
@@ -21,9 +22,26 @@ def read_config_file(file: str) -> dict[str, Any]:
             raise ConfigError(f"{file}: unknown key {key}{_hint(key, names)}")
         if name in values:
             raise ConfigError(f"{file}: {key} is given twice, under two names")
-        kind, _, declaration = declared[name]
-        values[name] = _value(f"{file}: {key}", kind, declaration, value)
+        values[name] = typed_value(f"{file}: {key}", name, value)
     return values
+
+
+def typed_value(at: str, field: str, value: Any) -> Any:
+    """The value as ServerArgs has it, from its own type or the word that stands for a number; ConfigError naming `at`."""
+    kind, _, declared = flags(ServerArgs)[field]
+    if isinstance(value, str) and value in declared.words:
+        return declared.words[value]
+    if kind is tuple:
+        items = [value] if isinstance(value, str) else value
+        if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):
+            return tuple(items)
+        raise ConfigError(f"{at} must be a list of strings")
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind or (declared.words and value in declared.words.values()):
+        words = f" or {' or '.join(map(repr, declared.words))}" if declared.words else ""
+        raise ConfigError(f"{at} must be {NAMES[kind]}{words}, not {value!r}")
+    return value
 
 
 def _read(file: str) -> dict[str, Any]:
@@ -42,23 +60,3 @@ def _read(file: str) -> dict[str, Any]:
 
 def _hint(key: str, names: dict[str, str]) -> str:
     return did_you_mean(key.replace("_", "-"), [name.removeprefix("--") for name in names])
-
-
-def _value(at: str, kind: type, declared: Flag, value: Any) -> Any:
-    """The value as the field has it: TOML's own type, or the word that stands for a number."""
-    if isinstance(value, str) and value in declared.words:
-        return declared.words[value]
-    if kind is tuple:
-        items = [value] if isinstance(value, str) else value
-        if isinstance(items, list) and all(isinstance(item, str) for item in items):
-            return tuple(items)
-        raise ConfigError(f"{at} must be a list of strings")
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind or (declared.words and value in declared.words.values()):
-        words = f" or {' or '.join(map(repr, declared.words))}" if declared.words else ""
-        raise ConfigError(f"{at} must be {NAMES[kind]}{words}, not {value!r}")
-    return value
-
-
-NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}

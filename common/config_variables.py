@@ -32,7 +32,8 @@ def read_variables(environment: Mapping[str, str]) -> tuple[dict[str, Any], list
         elif variable in variables:
             values[variables[variable]] = _read(variable, variables[variable], text)
         elif not KUBERNETES_NAME.fullmatch(variable):
-            notices.append(f"{variable} is no setting{did_you_mean(variable, variables)}")
+            hint = did_you_mean(variable.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in variables])
+            notices.append(f"{variable} is no setting{hint.replace('mean ', f'mean {PREFIX}')}")
     return values, notices
 
 

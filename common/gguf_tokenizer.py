@@ -16,7 +16,8 @@ from .model_error import ModelError
 from .token_bytes import SPACE_MARK, byte_alphabet
 from .tokenizer_parts import DEFAULT_TEMPLATE, ChatTemplates, TokenizerParts
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+NOT_MADE = frozenset({UNKNOWN, CONTROL, BYTE})  # by merging
 ROLES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -54,7 +55,7 @@ def gguf_tokenizer_parts(metadata: Mapping[str, Any]) -> TokenizerParts:
         )
     ids = {role: _token_id(metadata, key, len(tokens)) for role, key in ROLES.items()}
     special_tokens = {role: tokens[token_id] for role, token_id in ids.items() if token_id is not None}
-    backend = _byte_level(metadata, tokens, types) if kind == "gpt2" else _sentencepiece(metadata, tokens)
+    backend = _byte_level(metadata, tokens, types) if kind == "gpt2" else _sentencepiece(metadata, tokens, types)
     _add_tokens(backend, tokens, types, special_tokens)
     _add_bos_and_eos(backend, metadata, ids, special_tokens, kind)
     return TokenizerParts(
@@ -108,14 +109,15 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Seque
     return backend
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
-    """SentencePiece BPE: unknown characters fall back to byte tokens, spaces are U+2581."""
+def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Tokenizer:
+    """SentencePiece BPE: unknown characters fall back to byte tokens, spaces are U+2581; no text makes a control token."""
     gemma = str(metadata.get("general.architecture", "")).startswith("gemma")
     if gemma:  # its runs of spaces are written plainly
         tokens = [SPACE_MARK * len(token) if token and not token.strip(" ") else token for token in tokens]
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     scores = [-i for i in range(len(tokens))] if gemma else _column(metadata, "scores", float, len(tokens))
-    merges = _merges(metadata) or _merges_by_score(vocab, dict(zip(tokens, scores, strict=False)))
+    made = {token: score for token, score, kind in zip(tokens, scores, types, strict=False) if kind not in NOT_MADE}
+    merges = _merges(metadata) or _merges_by_score(vocab, made)
     unknown_id = _token_id(metadata, "unknown_token_id", len(tokens))
     unknown = {} if unknown_id is None else {"unk_token": tokens[unknown_id]}
     backend = _bpe(vocab, merges, fuse_unk=True, byte_fallback=True, **unknown)

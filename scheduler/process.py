@@ -12,6 +12,7 @@ import msgspec
 from ..common.batch_messages import BatchResult, GrammarReady, StepAck
 from ..common.channel import Hub
 from ..common.config import ChildConfig, ServerArgs
+from ..common.messages import ControlReqOutput
 from .load import SnapshotClock
 from .recording.schedule_recorder import make_scheduler
 from .scheduler import Scheduler
@@ -55,7 +56,7 @@ class SchedulerProcess:
             now = time.monotonic()
             self.receive(now)
             self.plan(now)
-            self.send_output()
+            self.send_output(now)
             self.send_snapshot(now)
             self.watchdog.check(now, is_full=self.hub.is_full)
 
@@ -78,7 +79,7 @@ class SchedulerProcess:
                     self.scheduler.process_batch_result(answer, now)
                     self.watchdog.on_result(answer.step, now)
                     self.snapshot_clock.on_news()
-                    self.send_output()
+                    self.send_output(now)
                 elif isinstance(answer, GrammarReady):
                     self.scheduler.handle(answer, now)
                     self.snapshot_clock.on_news()
@@ -101,12 +102,15 @@ class SchedulerProcess:
             self.snapshot_clock.on_news()
             self._is_checked = False
 
-    def send_output(self) -> None:
-        """Tokens and ends to the detokenizer, answers to the tokenizer manager."""
+    def send_output(self, now: float) -> None:
+        """Tokens and ends to the detokenizer, answers to the tokenizer manager: after a change, a snapshot that shows it."""
         output = self.scheduler.take_output()
         if output is not None:
             self.links.to_detokenizer.send(output)
-        for reply in self.scheduler.take_replies():
+        replies = self.scheduler.take_replies()
+        if any(isinstance(reply, ControlReqOutput) for reply in replies):
+            self._send_snapshot(now)
+        for reply in replies:
             self.links.to_manager.send(reply)
 
     def send_snapshot(self, now: float) -> None:
@@ -116,6 +120,9 @@ class SchedulerProcess:
         if self.scheduler.is_idle and not self._is_checked and not self.snapshot_clock.has_news:
             self._is_checked = True
             self.scheduler.check_when_idle()
+        self._send_snapshot(now)
+
+    def _send_snapshot(self, now: float) -> None:
         num_dropped = self.hub.num_dropped + sum(self._dropped_by_rank.values())
         self.links.to_manager.send(self.scheduler.take_snapshot(now, num_dropped))
         self.snapshot_clock.on_sent(now)

@@ -18,6 +18,7 @@ import msgspec
 
 from ..common.config import ServerArgs
 from ..common.config_checks import check_args
+from ..common.config_file import typed_value
 from ..common.flags import ConfigError
 from .api.embedding_service import EmbeddingRequest
 from .api.generate_protocol import GenerateBody
@@ -49,7 +50,10 @@ class Engine:
         unknown = [name for name in arguments if name not in ServerArgs.__struct_fields__]
         if unknown:
             raise ConfigError(f"Engine has no argument {unknown[0]}: its arguments are the server's flags")
-        args = check_args(ServerArgs(**{"model_path": model_path, "log_level": "warning"} | arguments))
+        given = {
+            name: typed_value(f"Engine's {name}", name, value) for name, value in arguments.items() if value is not None
+        }
+        args = check_args(ServerArgs(**{"model_path": model_path, "log_level": "warning"} | given))
         self._thread = EngineThread(find_served_model(args), entries or Entries())
         self._finalizer = weakref.finalize(self, self._thread.shut_down)  # also at the interpreter's end
         try:

@@ -92,7 +92,7 @@ def _wrong_value(text: str, at: str) -> APIError:
     if missing:
         return bad_request(f"{param} is required", param, "missing_field")
     if unknown:
-        return bad_request(f"{param} is not a field of this route (--strict-params)", param, "unknown_parameter")
+        return bad_request(f"{param} is not a field of this route", param, "unknown_parameter")
     code = "invalid_value" if OUT_OF_RANGE.match(message) else "invalid_type"
     return bad_request(f"{param}: {message}" if param else f"The body: {message}", param, code)
 

@@ -90,7 +90,8 @@ class Server:
     async def _start_up(self) -> None:
         await self._boot.start_up()
         gc.freeze()  # what is loaded stays: a collection that walked it would hold up every stream
-        print_ready(_url(self._listener), self._model.name)
+        needs_key = bool(self._args.api_key or self._args.api_key_file)
+        print_ready(_url(self._listener), self._model.name, needs_key=needs_key)
 
     async def _drain(self) -> int:
         self._manager.start_draining()

@@ -50,12 +50,14 @@ class LoadingBar:
         self._done = True
 
 
-def print_ready(url: str, model: str) -> None:
-    """Say that the server is ready, since when, where, the page, and a request that works."""
+def print_ready(url: str, model: str, *, needs_key: bool) -> None:
+    """Say that the server is ready, since when, where, the page, and a request that works (with the key put in)."""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "max_tokens": 64, "stream": true}}'
     print(f"ready in {seconds_since_start():.1f} s: {url}")
     print(f"chat: {url}/ui")
-    print(f"try: curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", flush=True)
+    headers = "-H 'Authorization: Bearer KEY' " if needs_key else ""
+    headers += "-H 'Content-Type: application/json'"
+    print(f"try: curl -N {url}/v1/chat/completions {headers} -d '{body}'", flush=True)
 
 
 def seconds_since_start() -> float:

@@ -14,6 +14,8 @@ from millstream.common.config_checks import check_args
 from millstream.common.flags import ConfigError, flag_name, flags
 from millstream.common.settings import read_settings
 
+ENVIRONMENT = {"PYTHONPATH": str(Path(next(iter(millstream.__path__))).parent)}
+
 
 def parse_args(argv: list[str]) -> ServerArgs:
     return read_settings(argv, {}).args
@@ -78,9 +80,8 @@ def test_args_built_in_code_are_checked_too() -> None:
 
 def run(*argv: str) -> tuple[int, str, str, float]:
     start = time.monotonic()
-    environment = {"PYTHONPATH": str(Path(next(iter(millstream.__path__))).parent)}
     command = [sys.executable, "-P", "-m", "millstream", *argv]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr, time.monotonic() - start
 
 
@@ -106,3 +107,28 @@ def test_an_unknown_command_suggests_the_nearest() -> None:
 def test_a_command_line_error_is_one_line_with_exit_code_2() -> None:
     code, _, err, _ = run("serve", "smollm2", "--tp-size", "0")
     assert (code, err) == (2, "millstream: error: --tp-size must be from 1 to 64, not 0\n")
+
+
+BROKEN_PIPE = """
+import sys, types
+from millstream.__main__ import COMMANDS, main
+
+def write_on(argv):
+    while True:
+        print("line", flush=True)
+
+sys.modules["writer"] = types.SimpleNamespace(write_on=write_on)
+COMMANDS["write"] = ("writer:write_on", "")
+sys.exit(main(["write"]))
+"""
+
+
+def test_output_that_nobody_reads_any_more_ends_a_command_quietly() -> None:
+    command = [sys.executable, "-c", BROKEN_PIPE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

@@ -140,6 +140,8 @@ def test_the_collector_may_close_a_stream_in_the_engines_own_thread(engine: Engi
 def test_wrong_arguments_start_nothing() -> None:
     with pytest.raises(ConfigError, match="--tp-size must be from 1 to 64, not 0"):
         Engine("smollm2", tp_size=0)
+    with pytest.raises(ConfigError, match="Engine's max_total_tokens must be a whole number, not '9'"):
+        Engine("smollm2", max_total_tokens="9")
     with pytest.raises(ConfigError, match="Engine has no argument tpsize"):
         Engine("smollm2", tpsize=2)
     with pytest.raises((ConfigError, ModelError), match="--model-path /nowhere"):

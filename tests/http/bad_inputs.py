@@ -2,7 +2,7 @@
 
 Statuses follow OpenAI: 400 for what a client sent wrong, never 422 and never 5xx. A number of tokens that is larger than
 the context has room for is clamped (B10, B14), a field that no route knows is ignored (B20's n_discard, B29, B42; no
-field names a file, so B43's save_path is one of these).
+field names a file, so B43's save_path is one of these), but for one of sampling_params.
 """
 
 from typing import Any, NamedTuple
@@ -126,7 +126,8 @@ SAMPLING = [
               {"sampling_params": {"min_new_tokens": 6, "max_new_tokens": 5}}),
     *generate("B20", "sampling_params.top_k", {"sampling_params": {"top_k": 2**31}}),
     *generate("B20", "priority", {"priority": -1}, {"priority": 2**63}),
-    *generate("B20", None, {"n_discard": -1, "sampling_params": {"n_discard": -1, "max_new_tokens": 1}}, status=200),
+    *generate("B20", None, {"n_discard": -1, "sampling_params": {"max_new_tokens": 1}}, status=200),
+    *generate("B20", "sampling_params.n_discard", {"sampling_params": {"n_discard": -1}}),
 ]  # fmt: skip
 
 TEXT = [

@@ -7,8 +7,9 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
+from millstream.common.gguf_tokenizer import gguf_tokenizer_parts
 from millstream.common.literal_mark import MARK
 from millstream.tokenizer_manager.chat.literal_text import LiteralText
 from tests.text.sample_tokenizers import byte_level_backend, sentencepiece_backend, tokenizer_of
@@ -82,12 +83,42 @@ def prepending() -> tokenizers.Tokenizer:
     return backend
 
 
+def unigram() -> tokenizers.Tokenizer:
+    """A model that itself knows special tokens as pieces, and better ones than their letters."""
+    letters = ["\u2581", *"abcdefghijklmnopqrstuvwxyz<>/"]
+    pieces = [(special, 0.0) for special in ("<unk>", "<s>", "</s>")] + [(letter, -5.0) for letter in letters]
+    backend = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
+    backend.normalizer = normalizers.NFKC()
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return backend
+
+
+def gguf_by_score() -> tokenizers.Tokenizer:
+    """A GGUF file's SentencePiece, where the pieces of a special token are pieces of the vocabulary."""
+    specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    others = ["\u2581", *"abcdefghijklmnopqrstuvwxyz<>/", "</", "s>"]
+    return gguf_tokenizer_parts(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": specials + others,
+            "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(others),
+            "tokenizer.ggml.scores": [0.0] * len(specials) + [-1.0 - i for i in range(len(others))],
+            "tokenizer.ggml.unknown_token_id": 0,
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+        }
+    ).backend
+
+
 BACKENDS = {
     "byte-level": lambda: tokenizers.Tokenizer.from_str(byte_level_backend().to_str()),
     "metaspace, first": lambda: metaspace("first"),
     "metaspace, always": lambda: metaspace("always"),
     "gemma": lambda: tokenizers.Tokenizer.from_str(sentencepiece_backend(strips=False).to_str()),
     "llama 2": prepending,
+    "unigram": unigram,
+    "gguf, by score": gguf_by_score,
 }
 
 
@@ -102,6 +133,13 @@ def test_a_literal_special_token_is_tokenized_as_the_text_that_it_is(make_backen
         assert tokenizer.decode(ids, skip_special_tokens=False).lstrip() == f"hello {text}"
     turn = tokenizer.encode(f"<s>hello {mark('</s>')}</s>", add_special_tokens=False)
     assert [token_id for token_id in turn if token_id in tokenizer.special_token_ids] == [turn[0], turn[-1]]
+
+
+def test_what_is_normalised_to_a_special_token_is_text_too() -> None:
+    tokenizer = tokenizer_of(unigram())
+    ids = tokenizer.encode("a\uff1c/s\uff1e", add_special_tokens=False)
+    assert tokenizer.special_token_ids.isdisjoint(ids)
+    assert tokenizer.decode(ids) == "a</s>"
 
 
 def test_in_a_plain_prompt_it_counts(server: LiveServer) -> None:

@@ -9,7 +9,7 @@ from tests.tokenizer_manager.live_server import LiveServer
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi", "mood": "good"}], "max_tokens": 1},
-    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/completions": {"prompt": "a", "max_tokens": 1, "user": "u", "store": False, "metadata": {}},
     "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 1}},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [65]},

@@ -72,7 +72,7 @@ UNSUPPORTED: list[dict[str, Any]] = [
     *[{"best_of": 2}, {"lora_path": "../x"}, {"custom_logit_processor": "80"}, {"chat_template": "{{7*7}}"}],
     *[{"functions": [{}]}, {"use_beam_search": True}, {"prompt_logprobs": 1}],
     *[{"truncate_prompt_tokens": 5}, {"return_hidden_states": True}],
-    *[{"modalities": ["audio"]}, {"audio": {}}],
+    *[{"modalities": ["audio"]}, {"audio": {}}, {"echo": True}, {"return_token_ids": True}, {"web_search_options": {}}],
 ]
 
 

@@ -130,6 +130,11 @@ def test_every_sampling_field_reaches_the_scheduler(server: LiveServer) -> None:
     assert (request.cache_salt, request.eos_token_ids) == ("tenant", (END_ID,))
 
 
+def test_vllms_name_keeps_the_stop_string_too(server: LiveServer) -> None:
+    server.post(PATH, {"messages": HELLO, "max_tokens": 1, "stop": "x", "include_stop_str_in_output": True})
+    assert server.backend.requests[0].sampling_params.no_stop_trim
+
+
 def test_a_missing_seed_is_drawn_and_differs_between_requests(server: LiveServer) -> None:
     for _ in range(2):
         server.post(PATH, {"messages": HELLO, "max_tokens": 1})

@@ -124,6 +124,6 @@ def test_a_table_fits_its_terminal_and_is_safe_to_print() -> None:
     assert len(lines) <= 20
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in text
-    assert lines[8].split() == ["2.0", "7", "31", "500", "20.0", "?[31mred"]
+    assert lines[9].split() == ["2.0", "7", "31", "500", "20.0", "?[31mred"]
     assert "retractions 0" in text
     assert lines[-1].startswith("... and ")

@@ -22,6 +22,8 @@ NEUTRAL_CHAT = {
     "audio": (),
     "modalities": (["text"],),
     "chat_template": (),
+    "echo": (False,),
+    "web_search_options": (),
 }
 
 
@@ -74,6 +76,8 @@ class ChatCompletionRequest(OpenAIBody, kw_only=True):
     audio: Any = None
     modalities: Any = None
     chat_template: Any = None
+    echo: Any = None
+    web_search_options: Any = None
 
     def check(self) -> None:
         """APIError for what types alone do not catch."""

@@ -38,8 +38,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class GenerateSamplingParams(GrammarFields, kw_only=True):
-    """SGLang's sampling parameters, by its names and defaults."""
+class GenerateSamplingParams(GrammarFields, kw_only=True, forbid_unknown_fields=True):
+    """SGLang's sampling parameters, by its names and defaults; others are refused, as SGLang does."""
 
     max_new_tokens: Int64 | None = MAX_NEW_TOKENS
     min_new_tokens: Int64 = 0

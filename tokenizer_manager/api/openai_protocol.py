@@ -35,6 +35,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "session_params": (),
     "custom_params": (),
     "custom_logit_processor": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
 }
 NEUTRAL_COMPLETION = {**NEUTRAL, "suffix": ("",), "prompt_embeds": ()}
 
@@ -63,6 +65,7 @@ class OpenAIBody(MoreGrammarFields, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None  # vLLM's name of no_stop_trim
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     rid: Label | None = None
@@ -84,7 +87,17 @@ class OpenAIBody(MoreGrammarFields, kw_only=True):
     session_params: Any = None
     custom_params: Any = None
     custom_logit_processor: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
     guided_whitespace_pattern: Any = None
+    user: Any = None  # OpenAI's, without effect here, as are those below
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prediction: Any = None
+    verbosity: Any = None
 
     @property
     def include_usage(self) -> bool:
@@ -151,6 +164,8 @@ def sampling_params_of(
         "bad_words": base.bad_words(body.bad_words),
         **{name: getattr(body, name) for name in SAME_NAMES},
     }
+    if body.no_stop_trim is None:
+        given["no_stop_trim"] = body.include_stop_str_in_output
     names = {"max_new_tokens": max_name, "min_new_tokens": "min_tokens"}
     return base.params(given, names, may_be_empty=may_be_empty)
 

@@ -29,10 +29,8 @@ def _head(figures: dict[str, Any]) -> list[str]:
     paused = "   PAUSED" if figures["paused"] else ""
     return [
         f"requests  running {figures['running']}   queued {figures['queued']} ({figures['queued_tokens']:,} tokens){paused}",
-        (
-            f"ended     {figures['requests_per_s']:.1f}/s   {ended}   "
-            f"refused {figures['refused']}   retractions {figures['retractions']}"
-        ),
+        f"ended     {figures['requests_per_s']:.1f}/s   {ended}",
+        f"pressure  refused {figures['refused']}   retractions {figures['retractions']}",
         (
             f"rates     output {figures['output_tokens_per_s']:,.1f} tokens/s   steps {figures['steps_per_s']:.1f}/s   "
             f"prefix hits {_percent(figures['hit_rate'])}"
