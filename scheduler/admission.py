@@ -19,13 +19,16 @@ MAX_LENS = {  # characters; far above what the edge lets a client send
     "grammar": 4 * 2**20,
 }
 
+TOO_LONG = "ContextLengthExceeded"
+
 
 class Refused(ValueError):
     """The request is not taken; the message is for the client."""
 
-    def __init__(self, message: str, status_code: int = 400) -> None:
+    def __init__(self, message: str, status_code: int = 400, err_type: str | None = None) -> None:
         super().__init__(message)
         self.status_code = status_code
+        self.err_type = err_type
 
 
 def admit(message: TokenizedGenerateReqInput, config: SchedulerConfig) -> Req:
@@ -67,10 +70,12 @@ def _max_new_tokens(message: TokenizedGenerateReqInput, num_tokens: int, config:
     num_slots = config.num_kv_tokens - config.max_steps_in_flight * (config.decode_width - 1)
     if num_tokens >= context_len:
         raise Refused(
-            f"The prompt has {num_tokens} tokens and leaves no room for output: the context is {context_len} tokens."
+            f"The prompt has {num_tokens} tokens and leaves no room for output: the context is {context_len} tokens.",
+            err_type=TOO_LONG,
         )
     if num_tokens > num_slots:
-        raise Refused(f"The prompt has {num_tokens} tokens, and the KV cache holds {num_slots}.")
+        told = f"The prompt has {num_tokens} tokens, and the KV cache holds {num_slots}."
+        raise Refused(told, err_type=TOO_LONG)
     room = min(context_len - num_tokens, num_slots - num_tokens + 1)
     wanted = message.sampling_params.max_new_tokens
     return room if wanted is None else min(max(wanted, 1), room)

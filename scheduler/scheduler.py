@@ -82,7 +82,7 @@ class Scheduler:
             reqs = [admit(child, self.config) for child in children]
             check_queue(reqs, state.waiting_queue, len(state.grammar_queue), self.config)
         except Refused as error:
-            self._refuse(children, str(error), error.status_code)
+            self._refuse(children, str(error), error.status_code, error.err_type)
         except Exception:
             logger.exception("request %s: its admission failed", message.rid)
             self._refuse(children, "The request could not be admitted.", 500)
@@ -93,13 +93,15 @@ class Scheduler:
                 state.add(req)
                 self.time_limits.add(req)
 
-    def _refuse(self, messages: list[TokenizedGenerateReqInput], text: str, status_code: int) -> None:
+    def _refuse(
+        self, messages: list[TokenizedGenerateReqInput], text: str, status_code: int, err_type: str | None = None
+    ) -> None:
         state = self.state
         for message in messages:
             state.journal.refused(
                 message.rid, message.arrival, state.now, state.next_step, status_code=status_code, reason=text
             )
-            state.output.add_refusal(message, abort_reason(text, status_code))
+            state.output.add_refusal(message, abort_reason(text, status_code, err_type))
 
     def _abort(self, rid: str, message: AbortReq) -> None:
         """End a request, or all children of one."""

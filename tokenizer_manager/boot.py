@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from ..common.flags import ConfigError
 from ..common.links import ToScheduler
 from ..common.tokenizer import load_tokenizer
 from .children import Entries
@@ -39,12 +40,17 @@ class Boot:
         self.launcher = Launcher(args, self.manager, entries, model.weights.keeps_dense)
 
     async def start_up(self) -> None:
-        """Start the children and return when they take work. Raises ServerFailed, as `launcher.wait_for_failure`."""
+        """Start the children and return when they take work.
+
+        ServerFailed, as `launcher.wait_for_failure`; ConfigError where the template of --chat-template does not compile.
+        """
         self.launcher.start()
         tokenizer = await asyncio.to_thread(load_tokenizer, self._model.path)
         self.renderer.start(self._model.chat_templates, tokenizer.special_tokens)
         self.manager.grammars.start(self._model.path)
         self.manager.set_tokenizer(tokenizer)
+        if self._model.args.chat_template and (error := await self.renderer.setup_error()):
+            raise ConfigError(f"--chat-template {self._model.args.chat_template}: {error}")
         await first(self.manager.wait_until_ready(), self.launcher.wait_for_failure())
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import uvloop
 
+from ..common.flags import ConfigError
 from .api.embedding_service import EmbeddingRequest, EmbeddingService
 from .api.generate_protocol import GenerateBody
 from .api.generate_service import GenerateService
@@ -112,7 +113,7 @@ class EngineThread:
             if await first(self._stop.wait(), self._boot.start_up()) == 1:
                 self._ready.set_result(None)
                 await first(self._stop.wait(), self._boot.launcher.wait_for_failure())
-        except ServerFailed as error:
+        except (ConfigError, ServerFailed) as error:
             self._cause = str(error)
         finally:
             await self._end()

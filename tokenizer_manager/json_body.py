@@ -97,6 +97,13 @@ def _wrong_value(text: str, at: str) -> APIError:
     return bad_request(f"{param}: {message}" if param else f"The body: {message}", param, code)
 
 
+def salt_of(cache_salt: str | None, extra_key: str | None) -> str | None:
+    """The one that is given: `extra_key` is SGLang's name of it."""
+    if cache_salt is not None and extra_key is not None:
+        raise bad_request("extra_key is another name of cache_salt; give one of them", "extra_key")
+    return extra_key if cache_salt is None else cache_salt
+
+
 def check_unsupported(body: msgspec.Struct, neutral: Mapping[str, Sequence[Any]], at: str = "") -> None:
     """Raise the 400 that names the first field which asks for what is not there yet.
 

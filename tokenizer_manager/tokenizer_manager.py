@@ -141,6 +141,8 @@ class TokenizerManager(ServerStatus):
     def _on_output(self, output: StrOutput, now: float) -> None:
         found = self._reqs.get(output.rid)
         if found is None:
+            if self.status is Status.FAILED:  # all have been told of that
+                return
             logger.warning("request %s: an output came for a request that is not there", output.rid)
             return
         req, generation = found

@@ -64,6 +64,9 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
+BROKEN_TEMPLATE = __file__  # of Jinja this is no good text: {% for
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -74,6 +77,10 @@ def cpu_seconds(pid: int) -> float:
         (("smollm2", "--device", "cuda", "--tp-size", "9"), "--device cuda"),
         (("smollm2", "--context-length", "99999"), "--context-length"),
         (("smollm2", "--chat-template", "/nowhere.jinja"), "--chat-template"),
+        (
+            ("smollm2", "--chat-template", BROKEN_TEMPLATE),
+            "test_start_up.py: the chat template 'default' does not compile",
+        ),
         (
             ("smollm2", "--record-schedule", "/nowhere/schedule"),
             "--record-schedule /nowhere/schedule: the file can not be made",

@@ -201,7 +201,7 @@ def test_a_hostile_template_fails_its_chat_alone_in_time_and_memory(server: Serv
             response = server.post("/v1/chat/completions", chat)
             error = response.json()["error"]
             assert (response.status_code, error["code"]) in {(400, "chat_template_error"), (400, "empty_prompt")}, ask
-            assert time.monotonic() - begin < 4, ask  # 2 s and a new child
+            assert time.monotonic() - begin < 3 * 2.5, ask  # 2 s and a new child
             assert "Traceback" not in response.text
             assert "/" not in error["message"]
         assert stream.raw.closed is False

@@ -47,6 +47,7 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers() -> None:
 def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers() -> None:
     reason = refusal_of(Harness(num_pages=5, page_size=4).ask("r", [1] * 21))
     assert reason.status_code == 400
+    assert reason.err_type == "ContextLengthExceeded"
     assert "21" in reason.message
     assert "20" in reason.message
 

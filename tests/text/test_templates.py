@@ -21,6 +21,7 @@ from millstream.tokenizer_manager.sandbox.template_pool import TemplateError, Te
 from tests.text.sample_tokenizers import byte_level_backend, smollm2, write_directory
 from tests.text.transformers_oracle import transformers_smollm2, transformers_tokenizer
 
+BROKEN = "{% for"
 USER = [{"role": "user", "content": "Hi"}]
 CHAT = [
     {"role": "system", "content": "Be \u00fcber brief."},
@@ -158,9 +159,18 @@ def test_a_template_that_fails_or_tries_to_get_out_is_an_error_with_its_cause() 
     run(check())
 
 
+def test_a_template_that_is_no_template_is_known_at_the_start() -> None:
+    async def check() -> None:
+        for template, message in ((BROKEN, "TemplateSyntaxError"), ("{{ messages }}", "")):
+            async with renderer_of(template) as renderer:
+                assert message in (await renderer.setup_error() or "")
+
+    run(check())
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
-    [("{% for", "TemplateSyntaxError"), ("{{ ('a' * 1000000000) | length }}", "too much memory")],
+    [(BROKEN, "TemplateSyntaxError"), ("{{ ('a' * 1000000000) | length }}", "too much memory")],
 )
 def test_a_template_that_cannot_be_compiled_is_an_error_of_each_chat(template: str, message: str) -> None:
     async def check() -> None:

@@ -32,6 +32,7 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     *[({"cache_salt": value}, "cache_salt") for value in ("", "x" * 257, 5)],
+    ({"cache_salt": "a", "extra_key": "b"}, "extra_key"),
     ({"priority": 1}, "priority"),
     *[({"rid": value}, "rid") for value in ("a b", "x" * 129, "", 7)],
     ({"messages": []}, "messages"),

@@ -1,5 +1,7 @@
 """POST /v1/chat/completions: framing, usage, what reaches the scheduler."""
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -128,6 +130,12 @@ def test_every_sampling_field_reaches_the_scheduler(server: LiveServer) -> None:
     assert (params.stop, params.stop_token_ids, params.ignore_eos) == (("x",), (5,), True)
     assert (params.skip_special_tokens, params.no_stop_trim) == (False, True)
     assert (request.cache_salt, request.eos_token_ids) == ("tenant", (END_ID,))
+
+
+@pytest.mark.parametrize(("path", "body"), [(PATH, {"messages": HELLO}), ("/generate", {"text": "a"})])
+def test_sglangs_extra_key_is_a_cache_salt(server: LiveServer, path: str, body: dict[str, Any]) -> None:
+    assert server.post(path, body | {"extra_key": "mine"}).status == 200
+    assert server.backend.requests[0].cache_salt == "mine"
 
 
 def test_vllms_name_keeps_the_stop_string_too(server: LiveServer) -> None:

@@ -66,7 +66,7 @@ BAD: list[tuple[Kind, Any, str, str]] = [
     ("json_schema", {"properties": {"a/b": {"items": {"type": "zzz"}}}}, "invalid_schema", "#/properties/a~1b/items:"),
     ("json_schema", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "invalid_schema", "no output"),
     ("json_schema", {"$ref": "#/$defs/missing"}, "invalid_schema", "does not exist"),
-    ("json_schema", {"$ref": "http://localhost/x"}, "invalid_schema", "#:"),
+    ("json_schema", {"$ref": "http://localhost/x"}, "invalid_schema", "#/$ref: 'http://localhost/x' does"),
     ("json_schema", nested(MAX_DEPTH + 1), "invalid_schema", "nested more than 32 deep"),
     ("json_schema", OVERLAPPING, "invalid_schema", "no value can match two"),
     ("json_schema", {"enum": [f"v{i}" for i in range(3000)]}, "invalid_schema", "#: the schema has more than"),
@@ -74,7 +74,12 @@ BAD: list[tuple[Kind, Any, str, str]] = [
     ("json_schema", {"properties": {"a": {"pattern": "x{1,9999}"}}}, "invalid_schema", "#/properties/a/pattern:"),
     ("json_schema", {"allOf": [{"type": "string"}, {"not": {}}]}, "invalid_schema", "#/allOf/1"),
     ("json_schema", {"uniqueItems": True}, "invalid_schema", "uniqueItems"),
-    ("json_schema", {"properties": {f"p{i}": {"type": "null"} for i in range(1500)}}, "invalid_schema", "too much"),
+    (
+        "json_schema",
+        {"allOf": [{"type": "string", "pattern": f".*{x}.{{9}}.*"} for x in "abc"]},
+        "invalid_schema",
+        "too much",
+    ),
     ("json_schema", {"items": {"minProperties": 2}}, "invalid_schema", "#/items/minProperties: more than 1"),
     ("json_schema", {"minLength": 5, "maxLength": 2, "type": "string"}, "invalid_schema", "Unsatisfiable"),
     ("json_schema", {"items": {"const": ["x" * MAX_TEXT_CHARS]}}, "invalid_schema", "#/items/const: a value has more"),
@@ -192,6 +197,28 @@ def test_too_long_a_grammar_is_not_even_sent() -> None:
         for kind, most in (("regex", MAX_GRAMMAR_CHARS), ("ebnf", MAX_EBNF_CHARS)):
             with pytest.raises(APIError, match="characters"):
                 await checker.compile(Grammar(kind, "a" * (most + 1), "regex"))  # type: ignore[arg-type]
+
+    run(check())
+
+
+def test_the_same_grammar_at_the_same_time_is_compiled_once_and_who_is_gone_leaves_it_to_the_others() -> None:
+    async def check() -> None:
+        async with checker_of() as checker:
+            good, bad = Grammar("regex", "a", "regex"), Grammar("regex", "(", "regex")
+            everyone = [asyncio.create_task(checker.compile(each)) for each in [good, bad] * 20]
+            await asyncio.sleep(0)
+            everyone[0].cancel()
+            found = await asyncio.gather(*everyone, return_exceptions=True)
+            assert isinstance(found[0], asyncio.CancelledError)
+            assert len(set(found[2::2])) == 1
+            assert all(isinstance(error, APIError) for error in found[1::2])
+            assert b'grammar_compilation_time_seconds_count{model_name="test"} 2.0' in checker._metrics.render()
+            alone = asyncio.create_task(checker.compile(Grammar("regex", "b", "regex")))
+            await asyncio.sleep(0)
+            alone.cancel()
+            await asyncio.wait([alone])
+            assert not checker._shared
+            assert await checker.compile(Grammar("regex", "b", "regex"))
 
     run(check())
 

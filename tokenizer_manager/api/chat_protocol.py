@@ -10,7 +10,7 @@ from ..chat.chat_prompt import ChatMessage, reasoning_switches, template_message
 from ..chat.chat_service import ChatTurn
 from ..chat.tool_choice import ToolChoice
 from ..grammar.grammar_protocol import grammar_of
-from ..json_body import Int64, check_unsupported
+from ..json_body import Int64, check_unsupported, salt_of
 from .logprob_fields import chat_logprobs
 from .openai_protocol import NEUTRAL, OpenAIBody, check_stream_options, sampling_params_of
 from .sampling_fields import SamplingBase
@@ -123,6 +123,6 @@ def chat_turn(body: ChatCompletionRequest, base: SamplingBase, label: str | None
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=reasoning_switches(body.reasoning_effort) | (body.chat_template_kwargs or {}),
         label=label,
-        cache_salt=body.cache_salt,
+        cache_salt=salt_of(body.cache_salt, body.extra_key),
         priority=body.priority,
     )

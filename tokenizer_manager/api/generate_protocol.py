@@ -35,6 +35,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "lora_path": (),
     "session_params": (),
     "custom_logit_processor": (),
+    "return_routed_experts": (False,),
+    "data_parallel_rank": (0,),
 }
 
 
@@ -90,6 +92,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     priority: Int32 | None = None
     cache_salt: CacheSalt | None = None
+    extra_key: CacheSalt | None = None
     routing_key: str | None = None
     input_embeds: Any = None
     image_data: Any = None
@@ -104,6 +107,8 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     lora_path: Any = None
     session_params: Any = None
     custom_logit_processor: Any = None
+    return_routed_experts: Any = None
+    data_parallel_rank: Any = None
 
     @property
     def is_single(self) -> bool:

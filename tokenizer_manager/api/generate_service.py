@@ -14,6 +14,7 @@ from ...common.tokenizer import Tokenizer
 from ..call import Call
 from ..failure import failure
 from ..families import GenerateReq
+from ..json_body import salt_of
 from ..req_state import CLIENT_ABORT, Generation, Output, ReqState
 from ..tokenizer_manager import TokenizerManager
 from .generate_protocol import GenerateBody
@@ -62,7 +63,7 @@ class GenerateService:
         self, body: GenerateBody, prompts: list[str | list[int]], params: list[SamplingParams]
     ) -> list[GenerateReq]:
         grammars = await self._manager.grammars.compile_all(body.grammars(len(prompts)))
-        labels = body.labels(len(prompts))
+        labels, cache_salt = body.labels(len(prompts)), salt_of(body.cache_salt, body.extra_key)
         logprobs = body.logprobs(len(prompts))
         sequences = await self._manager.encoder.prompt_ids(
             prompts,
@@ -75,7 +76,7 @@ class GenerateService:
                 input_ids=input_ids,
                 sampling_params=params[index],
                 label=labels[index],
-                cache_salt=body.cache_salt,
+                cache_salt=cache_salt,
                 priority=body.priority,
                 routing_key=body.routing_key,
                 logprobs=logprobs[index],

@@ -45,6 +45,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """What else a stream carries."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class OpenAIBody(MoreGrammarFields, kw_only=True):
@@ -71,6 +72,7 @@ class OpenAIBody(MoreGrammarFields, kw_only=True):
     rid: Label | None = None
     priority: Int32 | None = None
     cache_salt: CacheSalt | None = None
+    extra_key: CacheSalt | None = None
     n: Int64 | None = None
     best_of: Int64 | None = None
     logit_bias: dict[str, float] | None = None
@@ -174,3 +176,5 @@ def check_stream_options(body: OpenAIBody) -> None:
     """APIError where they say something of no stream."""
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is only allowed with stream: true", "stream_options")
+    if body.stream_options is not None:
+        check_unsupported(body.stream_options, {"continuous_usage_stats": (False,)}, "stream_options.")

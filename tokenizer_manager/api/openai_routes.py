@@ -12,7 +12,7 @@ from ..call import call_of
 from ..chat.chat_service import ChatService
 from ..families import GenerateReq
 from ..grammar.grammar_protocol import grammar_of
-from ..json_body import read_json
+from ..json_body import read_json, salt_of
 from ..sse import stream_events
 from ..tokenizer_manager import TokenizerManager
 from .chat_protocol import ChatCompletionRequest, chat_turn
@@ -69,7 +69,7 @@ class OpenAIRoutes:
                     input_ids=ids,
                     sampling_params=params,
                     label=f"{call.label}-{index}" if call.label and len(prompts) > 1 else call.label,
-                    cache_salt=body.cache_salt,
+                    cache_salt=salt_of(body.cache_salt, body.extra_key),
                     priority=body.priority,
                     logprobs=logprobs,
                     grammar=grammar,

@@ -5,6 +5,7 @@ with it, fails alone, and the next one gets a new child.
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -68,6 +69,13 @@ class KillableChild(Generic[R]):
     def pid(self) -> int | None:
         """The id of the process that runs, if any."""
         return self._process.pid if self._process is not None else None
+
+    async def setup_error(self) -> str | None:
+        """What the process says is wrong with its setup, when it is ready; None where it could not start, too."""
+        async with self._turn:
+            with contextlib.suppress(ChildGone):
+                return (await self._ready_process()).setup_error
+        return None
 
     async def ask(self, request: msgspec.Struct) -> R:
         """The child's answer; ChildTimeout or ChildDied where it is the request's fault, APIError 503 where it is not.
@@ -158,6 +166,7 @@ class ChildProcess(Generic[R]):
         self._reply = reply
         self._socket, theirs = socket.socketpair()
         self._setup_frame = to_frame(setup)
+        self.setup_error: str | None = None
         self._opening: asyncio.Task[Streams] | None = None
         self._streams: Streams | None = None
         command = [sys.executable, "-P", "-m", module]
@@ -187,6 +196,7 @@ class ChildProcess(Generic[R]):
             self._opening = asyncio.ensure_future(asyncio.open_connection(sock=self._socket))
             self._streams = await asyncio.shield(self._opening)  # half open, it could not be closed
             reply = await self.ask(self._setup_frame)
+            self.setup_error = reply.error
             if reply.error is not None:
                 logger.warning("%s", reply.error)
 

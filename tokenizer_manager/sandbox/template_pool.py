@@ -50,6 +50,10 @@ class TemplateRenderer:
             self._child = KillableChild(CHILD, "chat templates", self._setup, RenderReply)
             self._child.start()
 
+    async def setup_error(self) -> str | None:
+        """Why a template can not be used, when the child has tried to compile them."""
+        return await self._child.setup_error() if self._child is not None else None
+
     async def render(
         self,
         messages: Sequence[Mapping[str, Any]],
