@@ -45,7 +45,7 @@ GREEDY: Any = {"model": "smollm2", "temperature": 0}
 class Person(pydantic.BaseModel):
     """What a model is asked to invent."""
 
-    name: str
+    name: str = pydantic.Field(max_length=20)
     is_adult: bool
 
 
@@ -117,7 +117,7 @@ def test_openai_s_client_chats_streams_parses_and_calls(client: openai.OpenAI) -
     assert last.usage
     assert last.usage.completion_tokens > 4
     invented: Any = [{"role": "user", "content": "Invent a person."}]
-    parsed = chats.parse(model="smollm2", messages=invented, response_format=Person, max_tokens=200)
+    parsed = chats.parse(messages=invented, response_format=Person, max_tokens=200, **GREEDY)
     assert isinstance(parsed.choices[0].message.parsed, Person)
     tool = openai.pydantic_function_tool(Weather)
     forced: Any = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 100}

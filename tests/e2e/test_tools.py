@@ -52,7 +52,7 @@ def test_a_forced_call(client: openai.OpenAI, choice: Any) -> None:
 
 def test_forced_calls_may_be_several(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        model="smollm2", messages=MESSAGES, tools=TOOLS, tool_choice="required", max_tokens=128
+        model="smollm2", messages=MESSAGES, tools=TOOLS, tool_choice="required", seed=1, max_tokens=128
     ).choices[0]
     calls = list(answer.message.tool_calls or ())
     assert calls
@@ -119,5 +119,7 @@ def test_a_forced_call_streams_and_goes_on(client: openai.OpenAI) -> None:
     assert call.function.arguments == same.function.arguments
     result = {"role": "tool", "tool_call_id": call.id, "content": "It rains."}
     messages = [*MESSAGES, whole.model_dump(exclude_none=True), result]
-    answer = client.chat.completions.create(model="smollm2", messages=messages, tools=TOOLS, max_tokens=8)
+    answer = client.chat.completions.create(
+        model="smollm2", messages=messages, tools=TOOLS, temperature=0, max_tokens=8
+    )
     assert answer.choices[0].message.content

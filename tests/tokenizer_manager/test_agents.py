@@ -274,3 +274,22 @@ def test_schemas_of_any_depth_are_served_or_refused(server: AgentServer, depth: 
     for path, raw in [("/v1/messages", body), ("/v1/responses", response)]:
         answer = server.request("POST", path, raw=raw.encode())
         assert answer.status == 200 or "nested too deeply" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_log_probabilities_of_the_text_alone_however_many_tokens_come_at_once(server: AgentServer, step: int) -> None:
+    server.backend.tokens_per_step = step
+    body = {"model": MODEL, "input": ANSWER, "tools": [FUNCTION], "top_logprobs": 1}
+    whole = server.post("/v1/responses", body).json["output"]
+    events = stream_of(server, **body)
+    for output in (whole, events[-1]["response"]["output"]):
+        (message,) = [item for item in output if item["type"] == "message"]
+        assert "".join(entry["token"] for entry in message["content"][0]["logprobs"]) == "Wait:"
+    deltas = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(entry["token"] for logprobs in deltas for entry in logprobs) == "Wait:"
+    chat = asked(ANSWER, tools=[{"type": "function", "function": {"name": "weather"}}], logprobs=True)
+    (choice,) = server.post("/v1/chat/completions", chat).json["choices"]
+    chunks = server.events("/v1/chat/completions", {**chat, "stream": True})[:-1]
+    streamed = [each for chunk in chunks for each in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert streamed == choice["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in streamed).startswith(ANSWER)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.tokenizer_manager.chat.chat_family import ChatFamily
+from millstream.tokenizer_manager.chat.delta import ChatMessageSum
 from millstream.tokenizer_manager.chat.tool_format import DEEPSEEK_OPEN
 from tests.tokenizer_manager.parsed_answers import FAMILIES, GOLDENS, PIECES, TOOLS, Answer, read
 
@@ -23,6 +24,18 @@ def test_answers(family: str, text: str, answer: Answer) -> None:
     for first in range(0, len(text), 3):
         for second in range(first, len(text), 17):
             assert read(FAMILIES[family], [text[:first], text[first:second], text[second:]]) == answer
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_forced_calls_that_are_cut_off_leave_no_content(family: ChatFamily) -> None:
+    """What has begun of the last one is a call with what there is of its arguments, or nothing."""
+    text = family.forced_format.write_all([("weather", '{"city": "Bern"}'), ("time", "{}")])
+    for size in range(len(text) + 1):
+        message, parser = ChatMessageSum(), family.parser(TOOLS, "", is_bound=True, ends_with_calls=True)
+        message.add(parser.feed(text[:size]) + parser.finish())
+        assert not (message.tool_calls and message.content)
+        for call, arguments in zip(message.tool_calls, ('{"city": "Bern"}', "{}"), strict=False):
+            assert arguments.startswith(call.arguments)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

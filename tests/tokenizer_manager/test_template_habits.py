@@ -163,6 +163,8 @@ def test_a_template_without_a_system_role_has_the_user_say_it() -> None:
     assert text.endswith("Weather?|")
     _, text = rendered(NO_SYSTEM + SHOW_MESSAGES, [history()[0]], tools=[])
     assert text == "user:Be brief.|"
+    later = [{"role": role, "content": role[0]} for role in ("user", "system", "assistant", "system", "user", "user")]
+    assert rendered(NO_SYSTEM + SHOW_MESSAGES, later, tools=[])[1] == "user:u\n\ns|assistant:a|user:s\n\nu|user:u|"
 
 
 def test_a_tool_without_a_description_has_an_empty_one_and_no_more_is_shown() -> None:

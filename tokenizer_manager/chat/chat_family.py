@@ -124,15 +124,16 @@ class ChatFamily(msgspec.Struct, frozen=True):
         prompt: str,
         *,
         is_bound: bool = False,
+        ends_with_calls: bool = False,
         separates: bool = True,
         parallel: bool = True,
     ) -> OutputParser:
         """What reads one answer.
 
-        `is_bound`: a grammar has it begin with the answer or a call, not with reasoning. `separates` reasoning from
-        content. Of calls that are not `parallel` only the first counts.
+        `is_bound`: a grammar has it begin with the answer or a call, not with reasoning; `ends_with_calls`: nor has it
+        text behind them. `separates` reasoning from content. Of calls that are not `parallel` only the first counts.
         """
-        writer = DeltaWriter(self._dialect.new_id, MAX_CALLS if parallel else 1)
+        writer = DeltaWriter(self._dialect.new_id, MAX_CALLS if parallel else 1, ends_with_calls=ends_with_calls)
         if self.read_template is not None and not is_bound:
             return self.read_template(prompt, tools, writer, separates)
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
-
-import msgspec
+from typing import Any
 
 from ...common.logprobs import TokenLogprobs
 from ...common.messages import Int32s, unpack_int32
@@ -15,6 +14,7 @@ from ..api_error import APIError
 from ..failure import failure
 from ..req_state import Generation, Output, ReqState
 from .delta import Delta, OutputParser, PlainParser
+from .delta_logprobs import DeltaLogprobs
 
 INLINE_CHARS = 10_000  # parsed in some milliseconds; more of them in a thread
 UTF8_CONTINUATIONS = bytes(range(0x80, 0xC0))  # all bytes of a character but its first
@@ -28,6 +28,10 @@ class ChatGeneration:
         self._parsers = parsers
         self._tokenizer = tokenizer
         self._token_ids = [b"" if isinstance(parser, PlainParser) else bytearray() for parser in parsers]
+        self._logprobs = [
+            DeltaLogprobs(tokenizer, req.prompt_ids, req.hidden_ids) if req.wanted_logprobs is not None else None
+            for req in generation.reqs
+        ]
         self._called_tools: set[int] = set()
         self._is_open = False
         self._failure: APIError | None = None
@@ -89,17 +93,16 @@ class ChatGeneration:
         deltas = await asyncio.to_thread(_parse, parser, output) if is_long else _parse(parser, output)
         if any(delta.tool_calls for delta in deltas):
             self._called_tools.add(req.index)
-        if output.logprobs is not None:
-            deltas = await self._with_logprobs(deltas, output.token_ids, output.logprobs)
+        if (places := self._logprobs[req.index]) is not None:
+            if output.logprobs is not None:
+                places.add(unpack_int32(output.token_ids), await self._entries(output.token_ids, output.logprobs))
+            deltas = places.place(deltas, is_last=output.end is not None)
         return req.index, deltas, output.end if self._failure is None else None
 
-    async def _with_logprobs(self, deltas: list[Delta], token_ids: Int32s, logprobs: TokenLogprobs) -> list[Delta]:
-        """The first delta brings those of all tokens that came, be their text held back or not."""
+    async def _entries(self, token_ids: Int32s, logprobs: TokenLogprobs) -> list[dict[str, Any]]:
         columns = (self._tokenizer, unpack_int32(token_ids), logprobs)
         is_long = logprobs.num_logprobs > MANY_LOGPROBS
-        found = await asyncio.to_thread(chat_entries, *columns) if is_long else chat_entries(*columns)
-        first = deltas[0] if deltas else Delta()
-        return [msgspec.structs.replace(first, logprobs=found), *deltas[1:]]
+        return await asyncio.to_thread(chat_entries, *columns) if is_long else chat_entries(*columns)
 
 
 def _parse(parser: OutputParser, output: Output) -> list[Delta]:

@@ -129,13 +129,14 @@ class ChatService:
         )
 
     def _parser_maker(self, turn: ChatTurn, prompt: str) -> Callable[[], OutputParser]:
-        is_bound = is_forced(turn.tool_choice) or turn.grammar is not None
+        calls_alone = is_forced(turn.tool_choice) or (turn.grammar is not None and turn.grammar.kind == "json_schema")
         tools = callable_tools(turn.tools, turn.tool_choice)
         return partial(
             self._family.parser,
             tools,
             prompt,
-            is_bound=is_bound,
+            is_bound=calls_alone or turn.grammar is not None,
+            ends_with_calls=calls_alone,
             separates=turn.separate_reasoning,
             parallel=turn.parallel_tool_calls,
         )

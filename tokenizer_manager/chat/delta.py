@@ -18,12 +18,14 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     """Some content, some reasoning, some of the tool calls.
 
-    `logprobs` are OpenAI's entries of the tokens that came, whether or not their text has.
+    `end` is how far the text had been read for it, in characters; content stood right ahead of there. `logprobs` are
+    OpenAI's entries of the tokens up to there; with content, of those that its text was in.
     """
 
     content: str = ""
     reasoning: str = ""
     tool_calls: Sequence[ToolCallDelta] = ()
+    end: int = 0
     logprobs: Sequence[dict[str, Any]] | None = None
 
 
@@ -46,9 +48,13 @@ class PlainParser:
 
     reasoning_spans = ()
 
+    def __init__(self) -> None:
+        self._end = 0
+
     def feed(self, text: str) -> list[Delta]:
         """See OutputParser."""
-        return [Delta(content=text)] if text else []
+        self._end += len(text)
+        return [Delta(content=text, end=self._end)] if text else []
 
     def finish(self) -> list[Delta]:
         """See OutputParser."""

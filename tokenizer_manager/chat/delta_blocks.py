@@ -54,12 +54,11 @@ Change = tuple[Step, Block, str]  # the text is what a block grew by
 class DeltaBlocks:
     """Cuts the deltas of one choice into blocks: at most one is open, and an empty piece opens none.
 
-    A text has the log-probabilities of the tokens that came with it or were held back before it.
+    A text has the log-probabilities of its content's deltas.
     """
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is still to come
 
     def add(self, deltas: Sequence[Delta]) -> list[Change]:
         """What some more deltas change, in order. The blocks do not depend on how the deltas were cut."""
@@ -67,15 +66,13 @@ class DeltaBlocks:
 
     def finish(self) -> list[Change]:
         """The answer has ended, and so has its last block."""
-        self._take_logprobs()
         return list(self._close())
 
     def _add(self, delta: Delta) -> Iterator[Change]:
-        self._logprobs += delta.logprobs or ()
         if delta.reasoning:
             yield from self._grow(BlockKind.REASONING, delta.reasoning)
         if delta.content:
-            yield from self._grow(BlockKind.TEXT, delta.content)
+            yield from self._grow(BlockKind.TEXT, delta.content, logprobs=delta.logprobs or ())
         for call in delta.tool_calls:
             yield from self._grow(BlockKind.TOOL_CALL, call.arguments, call)
 
@@ -85,7 +82,9 @@ class DeltaBlocks:
             block.is_done = True
             yield Step.DONE, block, ""
 
-    def _grow(self, kind: BlockKind, text: str, call: ToolCallDelta | None = None) -> Iterator[Change]:
+    def _grow(
+        self, kind: BlockKind, text: str, call: ToolCallDelta | None = None, logprobs: Sequence[dict[str, Any]] = ()
+    ) -> Iterator[Change]:
         call_index = call.index if call else -1
         block = self.blocks[-1] if self.blocks else None
         if block is None or (block.kind, block.call_index) != (kind, call_index):
@@ -93,12 +92,7 @@ class DeltaBlocks:
             block = Block(len(self.blocks), kind, call)
             self.blocks.append(block)
             yield Step.STARTED, block, ""
-        self._take_logprobs()
+        block.logprobs += logprobs
         if text:
             block.add(text)
             yield Step.GREW, block, text
-
-    def _take_logprobs(self) -> None:
-        if self.blocks and self.blocks[-1].kind is BlockKind.TEXT:
-            self.blocks[-1].logprobs += self._logprobs
-        self._logprobs.clear()

@@ -19,34 +19,43 @@ def new_short_id() -> str:
 
 
 class DeltaWriter:
-    """Collects deltas until they are taken; calls beyond `max_calls` are dropped."""
+    """Collects deltas until they are taken; calls beyond `max_calls` are dropped.
 
-    def __init__(self, new_id: Callable[[], str] = new_call_id, max_calls: int = MAX_CALLS) -> None:
+    `ends_with_calls`: no content comes behind a call; what looks so is the beginning of another that was cut off.
+
+    `position` tells how far the text has been read: a piece of content is written when all behind it is still to be read.
+    """
+
+    def __init__(
+        self, new_id: Callable[[], str] = new_call_id, max_calls: int = MAX_CALLS, *, ends_with_calls: bool = False
+    ) -> None:
         self.num_calls = 0
+        self.position: Callable[[], int] = int
         self._max_calls = max_calls
+        self._ends_with_calls = ends_with_calls
         self._new_id = new_id
         self._deltas: list[Delta] = []
 
     def content(self, text: str) -> None:
         """Some content."""
-        if text:
-            self._deltas.append(Delta(content=text))
+        if text and not (self._ends_with_calls and self.num_calls):
+            self._deltas.append(Delta(content=text, end=self.position()))
 
     def reasoning(self, text: str) -> None:
         """Some reasoning."""
         if text:
-            self._deltas.append(Delta(reasoning=text))
+            self._deltas.append(Delta(reasoning=text, end=self.position()))
 
     def begin_call(self, name: str) -> None:
         """A tool call begins."""
         if self.num_calls < self._max_calls:
-            self._deltas.append(Delta(tool_calls=(ToolCallDelta(self.num_calls, self._new_id(), name),)))
+            self._add_call(ToolCallDelta(self.num_calls, self._new_id(), name))
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
         """Some of the arguments of the last call."""
         if text and self.num_calls <= self._max_calls:
-            self._deltas.append(Delta(tool_calls=(ToolCallDelta(self.num_calls - 1, arguments=text),)))
+            self._add_call(ToolCallDelta(self.num_calls - 1, arguments=text))
 
     def take(self) -> list[Delta]:
         """What was written since the last call, pieces of one kind joined."""
@@ -55,17 +64,22 @@ class DeltaWriter:
             return deltas
         joined: list[list[Delta]] = []
         for delta in deltas:
-            if joined and _continues(joined[-1][0], delta):
+            if joined and _continues(joined[-1][-1], delta):
                 joined[-1].append(delta)
             else:
                 joined.append([delta])
         return [_join(run) for run in joined]
 
+    def _add_call(self, piece: ToolCallDelta) -> None:
+        self._deltas.append(Delta(tool_calls=(piece,), end=self.position()))
 
-def _continues(first: Delta, delta: Delta) -> bool:
+
+def _continues(last: Delta, delta: Delta) -> bool:
     if delta.tool_calls:
-        return bool(first.tool_calls) and first.tool_calls[0].index == delta.tool_calls[0].index
-    return not first.tool_calls and bool(first.content) == bool(delta.content)
+        return bool(last.tool_calls) and last.tool_calls[0].index == delta.tool_calls[0].index
+    if delta.content:
+        return bool(last.content) and last.end == delta.end - len(delta.content)
+    return bool(last.reasoning)
 
 
 def _join(run: list[Delta]) -> Delta:
@@ -73,7 +87,7 @@ def _join(run: list[Delta]) -> Delta:
         return run[0]
     content, reasoning = ("".join([getattr(delta, name) for delta in run]) for name in ("content", "reasoning"))
     if not run[0].tool_calls:
-        return Delta(content=content, reasoning=reasoning)
+        return Delta(content=content, reasoning=reasoning, end=run[-1].end)
     first = run[0].tool_calls[0]
     arguments = "".join([delta.tool_calls[0].arguments for delta in run])
-    return Delta(tool_calls=(ToolCallDelta(first.index, first.id, first.name, arguments),))
+    return Delta(tool_calls=(ToolCallDelta(first.index, first.id, first.name, arguments),), end=run[-1].end)

@@ -20,6 +20,7 @@ class Parse:
     def __init__(self, tools: Mapping[str, Any], writer: DeltaWriter) -> None:
         self.reader = TextReader()
         self.writer = writer
+        writer.position = lambda: self.reader.position
         self.json = JSONReader(self.reader)
         self.tools = tools
         self.spans: list[tuple[int, int]] = []

@@ -46,6 +46,7 @@ class ResponseTemplateParser:
         separates: bool,
     ) -> None:
         self._writer = writer
+        writer.position = lambda: self._settled - len(self._space or "")
         self._has_tools = bool(tools)
         self._separates = separates
         self._parser: ResponseParser | None = None
@@ -53,6 +54,7 @@ class ResponseTemplateParser:
         self._raw: list[str] = []  # of a call that has not ended
         self._space: str | None = None  # held back; None at the beginning of a region
         self._position = 0
+        self._settled = 0  # the position behind what events have told of
         self._spans: list[tuple[int, int]] = []
         self._span_start = 0
         try:
@@ -70,7 +72,7 @@ class ResponseTemplateParser:
 
     def feed(self, text: str) -> list[Delta]:
         """See OutputParser."""
-        for run in RUN.findall(LONG_SPACE.sub(r"\1", text)):
+        for run in RUN.findall(text):
             self._feed_run(run)
         return self._writer.take()
 
@@ -86,9 +88,13 @@ class ResponseTemplateParser:
         return self._writer.take()
 
     def _feed_run(self, run: str) -> None:
+        self._position += len(run)
         if self._parser is None:
+            self._settled = self._position
             self._writer.content(run)
             return
+        num_read, run = len(run), LONG_SPACE.sub(r"\1", run)
+        self._settled += num_read - len(run)
         was_in_call = self._field == CALLS_FIELD
         if was_in_call:
             self._raw.append(run)
@@ -99,25 +105,30 @@ class ResponseTemplateParser:
                 self._raw.append(run)
         except (ValueError, KeyError, TypeError):
             self._give_up("" if self._raw else run)
-        self._position += len(run)
 
     def _give_up(self, run: str) -> None:
         self._parser = None
+        self._settled, self._space = self._position, None
         self._writer.content("".join(self._raw) + run)
 
     def _on_events(self, events: Sequence[Mapping[str, Any]]) -> None:
+        start = self._settled
         for event in events:
             if event["type"] == "region_open":
-                self._open(event["field"])
+                self._open(event["field"], start)
             elif event["type"] == "region_chunk":
+                self._settled = min(self._settled + len(event["text"]), self._position)
                 self._add(event["text"])
             else:
+                self._settled = self._position
                 self._close(event["value"])
+        if events and events[-1]["type"] == "region_open":  # by a tag, which ends here
+            self._settled = self._position
 
-    def _open(self, field: str) -> None:
+    def _open(self, field: str, start: int) -> None:
         self._field, self._space = field, None
         self._raw.clear()
-        self._span_start = self._position
+        self._span_start = start
 
     def _add(self, text: str) -> None:
         if self._field == CALLS_FIELD:

@@ -103,14 +103,18 @@ def _names(text: str) -> set[str]:
 
 
 def without_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the system says at the head, said by the user."""
-    if not messages or messages[0]["role"] != "system":
-        return [*map(dict, messages)]
-    head, others = messages[0]["content"], [*map(dict, messages[1:])]
-    if others and others[0]["role"] == "user":
-        others[0]["content"] = f"{head}\n\n{others[0]['content']}"
-        return others
-    return [{"role": "user", "content": head}, *others]
+    """What the system says, said by the user in the turn beside it, or in one of its own."""
+    turns: list[dict[str, Any]] = []
+    was_system = False
+    for message in messages:
+        is_system = message["role"] == "system"
+        turn = {**message, "role": "user"} if is_system else dict(message)
+        if (is_system or was_system) and turns and turns[-1]["role"] == turn["role"]:
+            turns[-1]["content"] += f"\n\n{turn['content']}"
+        else:
+            turns.append(turn)
+        was_system = is_system
+    return turns
 
 
 def one_call_each(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -126,23 +126,21 @@ class TextReader:
     ) -> Reading[str]:
         """Emit text up to the first of `tags`, which is returned and not taken; "" if none comes.
 
-        White space ahead of the tag is not taken either unless `keeps_space`; at the end of all it is dropped unless
-        `keeps_end`.
+        White space ahead of the tag is not taken either unless `keeps_space`, nor at the end of all unless `keeps_end`.
         """
         pattern = _any_of(tuple(tags))
         while True:
             found = pattern.search(self._text, self._at)
             place, tag = (found.start(), found[0]) if found else (len(self._text), "")
             text = self.take(place - self._at)
-            if self.ended and not tag:
-                emit(text if keeps_end else _without_space(text))
-                return ""
-            begun = 0 if tag else max((_overlap(text, each) for each in tags), default=0)
+            is_last = self.ended and not tag
+            begun = 0 if tag or is_last else max((_overlap(text, each) for each in tags), default=0)
             kept = text[: len(text) - begun]
-            kept = kept if keeps_space or not tags else _without_space(kept)
+            keeps = keeps_end if is_last else keeps_space or not tags
+            kept = kept if keeps else _without_space(kept)
             self._at -= len(text) - len(kept)
             emit(kept)
-            if tag:
+            if tag or is_last:
                 return tag
             yield
 
