@@ -41,9 +41,11 @@ test-fuzz: install
 test-salts: install
 	$(BIN)/python -m tests.http.salt_timing
 
-# 200 JSON Schemas of 20 kinds, answered by the packaged model at temperature 1: each answer that ends must be valid.
+# 200 JSON Schemas of 20 kinds, answered by the packaged model at temperature 1: each answer that ends must be valid. Then
+# two minutes of random schemas, and random texts that their grammars admit.
 test-grammar: install
 	$(BIN)/python -m tests.grammar.battery --schemas $(SCHEMAS)
+	$(BIN)/python -W ignore -m tests.grammar.random_schemas --seconds 120
 
 # Real clients against a live server, most of them in environments of their own below build/clients (CLIENTS= names some).
 test-clients: install

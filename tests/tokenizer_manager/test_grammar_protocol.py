@@ -20,10 +20,10 @@ from millstream.tokenizer_manager.chat.tool_format import (
     MISTRAL_V11,
     ToolFormat,
 )
-from millstream.tokenizer_manager.grammar.grammar_child import schema_grammar, to_lark
+from millstream.tokenizer_manager.grammar.grammar_child import json_grammar, to_lark
 from millstream.tokenizer_manager.grammar.grammar_messages import Grammar
 from millstream.tokenizer_manager.grammar.grammar_protocol import MAX_CHOICES, MoreGrammarFields, grammar_of
-from millstream.tokenizer_manager.grammar.lark import lark_grammar, lark_regex, lark_text
+from millstream.tokenizer_manager.grammar.lark import lark_grammar, lark_regex, lark_text, schema_to_compile
 from millstream.tokenizer_manager.grammar.schema_limits import SchemaError
 from millstream.tokenizer_manager.grammar.structural_tag import structural_tag_grammar
 from millstream.tokenizer_manager.grammar.tool_grammar import strict_tool_grammar, tool_grammar
@@ -44,7 +44,7 @@ def accepts(grammar: Grammar | None, text: str) -> bool:
     """Whether the text is a whole answer."""
     assert grammar is not None
     if grammar.kind == "json_schema":
-        compiled = schema_grammar(json.loads(grammar.text))
+        compiled = json_grammar(schema_to_compile(json.loads(grammar.text)))
     elif grammar.kind == "regex":
         compiled = LLMatcher.grammar_from_regex(grammar.text)
     else:
@@ -296,6 +296,29 @@ def test_strict_calls_and_reasoning_between_special_tokens() -> None:
         assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) == is_good
 
 
+@pytest.mark.parametrize("layout", [DEEPSEEK_V3, DEEPSEEK_V31])
+def test_a_deepseek_call_without_the_tag_around_all_calls_is_guarded_too(layout: ToolFormat) -> None:
+    """The parser takes it for a call."""
+    grammar = strict_tool_grammar(TOOLS, layout, TOKENIZER)
+    assert accepts(grammar, "Ok: " + layout.write("stop", "{}"))
+    assert not accepts(grammar, "Ok: " + layout.write("jump", "{}"))
+
+
+def test_a_special_token_around_calls_may_stand_before_them() -> None:
+    layout = ToolFormat("<|im_end|>", "(", ")", "</s>", "\n", opening="<|im_end|>")
+    grammar = strict_tool_grammar(TOOLS, layout, TOKENIZER)
+    compiled = lark_grammar(grammar.text, [{"type": "object"}] * 2)
+    tokens = make_grammar_tokenizer(TOKENIZER, byte_level_backend().get_vocab_size())
+    for calls, is_good in (
+        ("<|im_end|>stop({})\n<|im_end|>stop({})", True),
+        ("<|im_end|>jump({})", False),
+        ("no", False),
+    ):
+        matcher = LLMatcher(tokens, compiled, log_level=0)
+        token_ids = TOKENIZER.encode(f"So </s>{calls}", add_special_tokens=False)
+        assert (matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()) == is_good
+
+
 @pytest.mark.parametrize("depth", [200, 900])
 def test_schemas_of_any_depth_are_taken_or_refused(depth: int) -> None:
     schema = msgspec.json.decode('{"items":' * depth + "{}" + "}" * depth)
@@ -337,4 +360,4 @@ def test_what_a_schema_admits_is_valid(schema: dict[str, Any], good: str, bad: s
 
 def test_a_key_that_comes_twice_can_not_count_twice() -> None:
     with pytest.raises(SchemaError, match=r"^#/items/minProperties: more than 1"):
-        schema_grammar({"items": {"minProperties": 2}})
+        schema_to_compile({"items": {"minProperties": 2}})

@@ -9,7 +9,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
     """A call is `before_name`, its name, `after_name`, its arguments as a JSON object, `after_arguments`.
 
     Calls stand between `begin` and `end`, with `separator` between them. Special tokens in these texts are meant as such.
-    `opening` is what calls begin with and no other text holds, "" where there is no such thing.
+    `opening` is what each call begins with, or all of them, and no other text holds; "" where there is no such thing.
     """
 
     before_name: str
@@ -50,7 +50,7 @@ DEEPSEEK_V3 = ToolFormat(
     DEEPSEEK_CALLS,
     "\n",
     DEEPSEEK_CALLS_END,
-    DEEPSEEK_CALLS,
+    DEEPSEEK_OPEN,
 )
 DEEPSEEK_V31 = msgspec.structs.replace(
     DEEPSEEK_V3, before_name=DEEPSEEK_OPEN, after_name=DEEPSEEK_SEPARATOR, after_arguments=DEEPSEEK_CLOSE, separator=""

@@ -1,46 +1,117 @@
 """JSON Schemas as llguidance has to read them, so that all it admits is valid.
 
-It takes two things for more than they allow: a key that comes twice counts twice, and a whole number that is excluded as
-a bound is taken where the other bound is less than one away. The first is refused, the second written in another way.
+It takes some things for more than they allow: a key that comes twice counts twice; a whole number that is excluded as a
+bound is taken where the other bound is less than one away; bounds are floats; fractions of which binary has no exact
+multiples; patterns, of which `schema_pattern` tells. What can be is written in another way, the rest is refused. Bounds
+and multiples meet when schemas are merged (allOf, $ref, anyOf), so those of the whole schema are looked at together.
 """
 
-from typing import Any
+import math
+from typing import Any, TypeGuard
 
+from .regex_limits import RegexError
 from .schema_limits import SchemaError, check_schema
+from .schema_pattern import exact_pattern
+from .schema_refs import escape
 
 BOUND_STEP = 1e-9  # between an excluded whole number and the bound that stands for it
-MAX_BOUND = 1e6  # beyond which BOUND_STEP is lost in a float
+MAX_BOUND = 2**53 - 1  # beyond which a float does not hold every whole number
+OUT_OF_BOUNDS = f"a number must be within {MAX_BOUND} of 0"
+MAX_MULTIPLE = 100_000  # as many remainders are told apart
+MAX_MULTIPLES = 2**32  # of several that are merged, in thousandths
+FRACTIONS = 8  # of a whole number, which a multiple may be
+MINIMA, MAXIMA = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
+Places = list[tuple[str, dict[str, Any]]]  # JSON pointers and schemas
 
 
 def make_exact(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema, changed in place."""
-    for pointer, each in check_schema(schema):
-        if isinstance(each, dict):
-            _check_min_properties(pointer, each)
-            _move_bounds(each)
+    places = [(pointer, each) for pointer, each in check_schema(schema) if isinstance(each, dict)]
+    for pointer, each in places:
+        _check_min_properties(pointer, each)
+        _limit_bounds(pointer, each)
+        _check_values(pointer, each)
+        _rewrite_patterns(pointer, each)
+    _check_multiples(places)
+    _move_bounds([each for _, each in places])
     return schema
 
 
 def _check_min_properties(pointer: str, schema: dict[str, Any]) -> None:
     least, required = schema.get("minProperties", 0), schema.get("required", ())
     num_required = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
-    if isinstance(least, int) and least > max(1, num_required):
+    if _is_number(least) and least > max(1, num_required):
         raise SchemaError(f"{pointer}/minProperties", "more than 1 is taken only where as many are required")
 
 
-def _move_bounds(schema: dict[str, Any]) -> None:
-    lower = [schema[key] for key in ("minimum", "exclusiveMinimum") if _is_number(schema.get(key))]
-    upper = [schema[key] for key in ("maximum", "exclusiveMaximum") if _is_number(schema.get(key))]
-    if not lower or not upper or schema.get("type") == "integer" or min(upper) - max(lower) >= 1:
-        return
-    for excluded, included, bound, step in (
-        ("exclusiveMinimum", "minimum", max(lower), BOUND_STEP),
-        ("exclusiveMaximum", "maximum", min(upper), -BOUND_STEP),
+def _limit_bounds(pointer: str, schema: dict[str, Any]) -> None:
+    """Within MAX_BOUND: a bound beyond it on the far side allows less, one on the near side would allow more."""
+    for keys, sign in ((MINIMA, 1), (MAXIMA, -1)):
+        for key in keys:
+            if _is_number(schema.get(key)):
+                if sign * schema[key] > MAX_BOUND:
+                    raise SchemaError(f"{pointer}/{key}", OUT_OF_BOUNDS)
+                schema[key] = sign * max(sign * schema[key], -MAX_BOUND)
+
+
+def _check_values(pointer: str, schema: dict[str, Any]) -> None:
+    """Numbers that are listed become bounds."""
+    for name in ("const", "enum"):
+        left = [schema.get(name)]
+        while left:
+            value = left.pop()
+            left += value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+            if _is_number(value) and abs(value) > MAX_BOUND:
+                raise SchemaError(f"{pointer}/{name}", OUT_OF_BOUNDS)
+
+
+def _check_multiples(places: Places) -> None:
+    multiples = {pointer: schema["multipleOf"] for pointer, schema in places if _is_number(schema.get("multipleOf"))}
+    for pointer, multiple in multiples.items():
+        if not 0 < multiple <= MAX_MULTIPLE or multiple * FRACTIONS % 1:
+            message = f"must be a whole number up to {MAX_MULTIPLE}, or halves, quarters or eighths of one"
+            raise SchemaError(f"{pointer}/multipleOf", message)
+    thousandths = {int(multiple * 1000) for multiple in multiples.values()}  # an eighth has three digits
+    if len(thousandths) > 1 and math.lcm(*thousandths) * max(thousandths) >= MAX_MULTIPLES:
+        raise SchemaError("#", "the values of multipleOf are too large together")
+
+
+def _rewrite_patterns(pointer: str, schema: dict[str, Any]) -> None:
+    if isinstance(schema.get("pattern"), str):
+        schema["pattern"] = _pattern(f"{pointer}/pattern", schema["pattern"])
+    named = schema.get("patternProperties")
+    if isinstance(named, dict):
+        at = f"{pointer}/patternProperties"
+        schema["patternProperties"] = {_pattern(f"{at}/{escape(key)}", key): value for key, value in named.items()}
+
+
+def _pattern(pointer: str, pattern: str) -> str:
+    try:
+        return exact_pattern(pattern)
+    except RegexError as error:
+        raise SchemaError(pointer, str(error)) from None
+
+
+def _move_bounds(schemas: list[dict[str, Any]]) -> None:
+    """An excluded whole number gives way where the other bound may come within one of it, wherever that one stands.
+
+    Not elsewhere: from 5.999999999 as a maximum, llguidance would ask for nine digits after "5.9".
+    """
+    for keys, (excluded, included), sign in (
+        (MAXIMA, ("exclusiveMinimum", "minimum"), 1),
+        (MINIMA, ("exclusiveMaximum", "maximum"), -1),
     ):
-        if schema.get(excluded) == bound == int(bound):
-            del schema[excluded]
-            schema[included] = bound + step
+        others = [sign * bound for schema in schemas for bound in map(schema.get, keys) if _is_number(bound)]
+        near = {math.floor(other) for other in others if other != int(other)}
+        for schema in schemas:
+            bound = schema.get(excluded)
+            if _is_number(bound) and sign * bound in near:
+                del schema[excluded]
+                moved = max(sign * bound + BOUND_STEP, math.nextafter(sign * bound, math.inf))
+                own = schema.get(included)
+                schema[included] = sign * (max(moved, sign * own) if _is_number(own) else moved)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_BOUND
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf

@@ -1,8 +1,10 @@
 """Grammars of requests, compiled in a killable child before the request goes anywhere: a bad one is its client's 400."""
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..api_error import APIError, bad_request
@@ -33,6 +35,7 @@ class GrammarChecker:
         self._child: KillableChild[GrammarReply] | None = None
         self._known: OrderedDict[Key, str] = OrderedDict()
         self._known_bytes = 0
+        self._shared: dict[Grammar, _Shared] = {}
 
     @property
     def pid(self) -> int | None:
@@ -67,11 +70,25 @@ class GrammarChecker:
             raise bad_request(message, grammar.param, "invalid_grammar")
         known = self._known.get(key)
         if known is None:
-            known = await self._ask(grammar)
+            known = await self._share(grammar)
             self._remember(key, known)
         else:
             self._known.move_to_end(key)
         return known
+
+    async def _share(self, grammar: Grammar) -> str:
+        """`_ask`, once for all who want the same at the same time; dropped when none of them is left."""
+        shared = self._shared.get(grammar)
+        if shared is None:
+            shared = self._shared[grammar] = _Shared(asyncio.ensure_future(self._ask(grammar)))
+        shared.num_waiting += 1
+        try:
+            return await asyncio.shield(shared.task)
+        finally:
+            shared.num_waiting -= 1
+            if not shared.num_waiting:
+                self._shared.pop(grammar, None)
+                shared.task.cancel()
 
     async def _ask(self, grammar: Grammar) -> str:
         if self._child is None:
@@ -98,6 +115,14 @@ class GrammarChecker:
         self._known[key] = grammar
         while self._known_bytes > MAX_KNOWN_BYTES:
             self._known_bytes -= _num_bytes(*self._known.popitem(last=False))
+
+
+@dataclass
+class _Shared:
+    """A grammar that is being compiled, and how many wait for it."""
+
+    task: asyncio.Future[str]
+    num_waiting: int = 0
 
 
 def _key(grammar: Grammar) -> Key:

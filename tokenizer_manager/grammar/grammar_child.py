@@ -20,6 +20,7 @@ from ..sandbox.killable_process import answer_until_closed, die_with_parent, rea
 from .grammar_messages import Grammar, GrammarReply, GrammarSetup
 from .lark import lark_grammar, schema_to_compile
 from .regex_limits import MAX_TEXT_CHARS, RegexError, check_regex
+from .schema_culprit import find_culprit, written_pointer
 from .schema_limits import SchemaError, check_schema
 
 MAX_ERROR_CHARS = 300
@@ -84,20 +85,14 @@ class Compiler:
 
     def _schema(self, schema: Any) -> str:
         """SchemaError names the innermost subschema that can't be compiled."""
-        subschemas = check_schema(schema)
-        text = schema_grammar(schema)
+        check_schema(schema)
+        exact = schema_to_compile(schema)
+        text = json_grammar(exact)
         error = self._error(text)
         if error is None:
             return text
-        definitions = {
-            key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema
-        }
-        for pointer, subschema in reversed(subschemas):
-            if isinstance(subschema, dict) and pointer != "#":
-                found = self._error(schema_grammar({**definitions, **subschema}), 1)
-                if found is not None:
-                    raise SchemaError(pointer, _plain(found))
-        raise SchemaError("#", _plain(error))
+        pointer, reason = find_culprit(exact, error, lambda part: self._error(json_grammar(part)))
+        raise SchemaError(written_pointer(schema, pointer), _plain(reason))
 
     def _check_part(self, param: str, text: str) -> None:
         try:
@@ -113,13 +108,13 @@ class Compiler:
             raise Refused(_plain(error))
         return grammar
 
-    def _error(self, grammar: str, num_tokens: int = NUM_TRIED_TOKENS) -> str | None:
+    def _error(self, grammar: str) -> str | None:
         """What is wrong with it. That it allows no output, or takes too much, shows only when tokens are allowed by it."""
         if self._tokenizer is None:
             return "grammars can not be used with this model's tokenizer"
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
         draw = Random(1)  # noqa: S311 - any tokens will do, the same each time
-        for _ in range(num_tokens):
+        for _ in range(NUM_TRIED_TOKENS):
             mask = matcher.compute_bitmask()
             if matcher.is_stopped() or not matcher.consume_token(_some_token(mask, draw)):
                 break
@@ -143,9 +138,9 @@ class _PartError(ValueError):
         self.param = param
 
 
-def schema_grammar(schema: Any) -> str:
-    """llguidance's grammar of a JSON Schema."""
-    return json.dumps({"grammars": [{"json_schema": schema_to_compile(schema)}]})
+def json_grammar(schema: dict[str, Any]) -> str:
+    """llguidance's grammar of a JSON Schema that it can read."""
+    return json.dumps({"grammars": [{"json_schema": schema}]})
 
 
 def to_lark(text: str) -> str:

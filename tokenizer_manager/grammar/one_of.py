@@ -4,6 +4,8 @@ from collections.abc import Hashable, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from .schema_refs import find_target
+
 MAX_REFERENCES = 32  # followed one after another
 MAX_PAIRS = 50_000  # looked at in one schema
 ALL_TYPES = frozenset({"null", "boolean", "string", "number", "object", "array"})
@@ -85,15 +87,10 @@ def _resolve(schema: Any, root: Any) -> Any:
     """What a local reference stands for; another schema as it is."""
     for _ in range(MAX_REFERENCES):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
-        if not isinstance(reference, str) or not reference.startswith("#/"):
+        target = find_target(root, reference) if isinstance(reference, str) else None
+        if target is None:
             return schema
-        found = root
-        for part in reference[2:].split("/"):
-            key = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, dict) or key not in found:
-                return schema
-            found = found[key]
-        schema = found
+        schema = target[1]
     return schema
 
 

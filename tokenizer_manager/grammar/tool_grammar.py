@@ -1,6 +1,7 @@
 """The grammars of tool calls, as a model's family writes them: calls that are forced, and calls inside free text."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -59,28 +60,43 @@ def strict_tool_grammar(
     special tokens may stand ahead of the calls.
     """
     special_tokens = _special_tokens(tokenizer, layout)
-    begin, rest = layout.begin.removeprefix(layout.opening), layout
-    if not layout.begin:
-        rest = msgspec.structs.replace(layout, before_name=layout.before_name.removeprefix(layout.opening))
     functions = [tool["function"] for tool in tools]
     schemas = [_schema(index, function, is_free=not function.get("strict")) for index, function in enumerate(functions)]
-    calls = [_call(index, function, rest, special_tokens) for index, function in enumerate(functions)]
-    several = f" ({lark_text(layout.separator, special_tokens)} call){{0,{MAX_CALLS - 1}}}"
-    more = several if parallel and layout.begin else ""
-    body = f"head {lark_text(begin, special_tokens)} call{more} {lark_text(layout.end, special_tokens)}"
     tags = [f"text <[{token_id}]>" for token_id in _ids(tokenizer, reasoning_tags)]
+    opens_each = layout.before_name.startswith(layout.opening)
+    rest = layout
+    if opens_each:
+        rest = msgspec.structs.replace(layout, before_name=layout.before_name.removeprefix(layout.opening))
     lines = [
         f"start: {'reasoning* ' if tags else ''}{'calls* text' if parallel else '(calls | text)'}",
-        f"calls: {body}",
+        _one_call(layout, special_tokens) if opens_each else _several_calls(layout, special_tokens, parallel=parallel),
         f"text: {ANY_TEXT}",
-        f"head: text {lark_text(layout.opening, special_tokens)}"
-        if layout.opening in special_tokens
-        else f"head[lazy]: {ANY_TEXT} {lark_text(layout.opening)}",
-        _any_of("call", calls),
+        _head(layout, special_tokens),
+        _any_of("call", [_call(index, function, rest, special_tokens) for index, function in enumerate(functions)]),
     ]
     return Grammar(
         "lark", "\n".join([*lines, *([_any_of("reasoning", tags)] if tags else [])]), "tools", tuple(schemas)
     )
+
+
+def _one_call(layout: ToolFormat, special_tokens: Mapping[str, int]) -> str:
+    """Where each call has an opening; what stands around all calls is text, or a token that may be there."""
+    begin, end = lark_text(layout.begin, special_tokens), lark_text(layout.end, special_tokens)
+    before = f"(text {begin})? " if layout.begin in special_tokens else ""
+    return f"calls: {before}head call{f' ({end})?' if end else ''}"
+
+
+def _several_calls(layout: ToolFormat, special_tokens: Mapping[str, int], *, parallel: bool) -> str:
+    """Where all calls together have one opening."""
+    begin = lark_text(layout.begin.removeprefix(layout.opening), special_tokens)
+    separator, end = lark_text(layout.separator, special_tokens), lark_text(layout.end, special_tokens)
+    return f"calls: head {begin} call{f' ({separator} call){{0,{MAX_CALLS - 1}}}' if parallel else ''} {end}"
+
+
+def _head(layout: ToolFormat, special_tokens: Mapping[str, int]) -> str:
+    """Free text up to the opening, which it can not hold."""
+    opening = lark_text(layout.opening, special_tokens)
+    return f"head: text {opening}" if layout.opening in special_tokens else f"head[lazy]: {ANY_TEXT} {opening}"
 
 
 def _schema(index: int, function: Mapping[str, Any], *, is_free: bool = False) -> tuple[str, str]:
@@ -104,6 +120,7 @@ def _ids(tokenizer: Tokenizer, tags: Iterable[str]) -> list[int]:
     return [token_id for token_id in found if token_id is not None and token_id in tokenizer.special_token_ids]
 
 
+@lru_cache(maxsize=32)
 def _special_tokens(tokenizer: Tokenizer, layout: ToolFormat) -> dict[str, int]:
     """Those that the layout holds, with their ids."""
     layout_text = "\n".join(msgspec.structs.astuple(layout))
