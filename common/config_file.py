@@ -18,7 +18,9 @@ def read_config_file(file: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in _read(file).items():
         name = names.get("--" + key.replace("_", "-"))
-        if name is None or name == "config":
+        if name == "config":
+            raise ConfigError(f"{file}: {key} is a flag alone: one file names no other")
+        if name is None:
             raise ConfigError(f"{file}: unknown key {key}{_hint(key, names)}")
         if name in values:
             raise ConfigError(f"{file}: {key} is given twice, under two names")
@@ -53,7 +55,7 @@ def _read(file: str) -> dict[str, Any]:
     if len(text) > MAX_BYTES:
         raise ConfigError(f"--config {file}: more than {MAX_BYTES} bytes")
     try:
-        return tomllib.loads(text.decode())
+        return tomllib.loads(text.decode("utf-8-sig"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"--config {file}: not TOML: {error}") from error
 

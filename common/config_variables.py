@@ -18,14 +18,19 @@ SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false
 def read_variables(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     """Field -> value, and notices of variables that are none of ours; ConfigError naming one with a wrong value.
 
-    An empty variable counts as unset.
+    An empty variable counts as unset, but for one that would be a secret.
     """
     variables = {PREFIX + name.upper(): name for name in flags(ServerArgs)}
     values: dict[str, Any] = {}
     notices = []
     for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or not text:
+        if not variable.startswith(PREFIX):
             continue
+        if not text:
+            _check_empty(variable, variables)
+            continue
+        if not text.isprintable():  # bytes that are no UTF-8 are none, too
+            raise ConfigError(f"{variable} must be printable text")
         if KUBERNETES_VALUE.fullmatch(text):
             if variable in variables:
                 notices.append(f"{variable}={text} is of a Kubernetes service of that name, and not taken as a setting")
@@ -35,6 +40,11 @@ def read_variables(environment: Mapping[str, str]) -> tuple[dict[str, Any], list
             hint = did_you_mean(variable.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in variables])
             notices.append(f"{variable} is no setting{hint.replace('mean ', f'mean {PREFIX}')}")
     return values, notices
+
+
+def _check_empty(variable: str, variables: Mapping[str, str]) -> None:
+    if variable in variables and flags(ServerArgs)[variables[variable]][2].is_secret:
+        raise ConfigError(f"{variable} is empty: the server would be open to all; unset it if that is meant")
 
 
 def _read(variable: str, name: str, text: str) -> Any:

@@ -1,5 +1,6 @@
 """Command-line flags as data: a struct's fields, each declared once with its type, default, help and bounds."""
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -7,6 +8,7 @@ import msgspec
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 MAX_INT, MAX_SECONDS = 2**31 - 1, 1e9  # of flags that declare no bound of their own
 
 
@@ -75,20 +77,30 @@ def reader_of(kind: type, declared: Flag) -> Callable[[str], Any]:
     """
     if kind is tuple:
         return lambda text: tuple(text.split(","))
+    number_of = _whole_number if kind is int else kind
     if not declared.words:
-        return kind
+        return number_of
     words = declared.words
 
     def read(text: str) -> Any:
         if text in words:
             return words[text]
-        number = kind(text)
+        number = number_of(text)
         if number in words.values():
             raise ValueError(text)
         return number
 
     read.__name__ = f"{kind.__name__}, {' or '.join(words)}"  # argparse names it in its errors
     return read
+
+
+def _whole_number(text: str) -> int:
+    if not WHOLE_NUMBER.fullmatch(text):  # int() takes 3_5 and the digits of all scripts too
+        raise ValueError(text)
+    return int(text)
+
+
+_whole_number.__name__ = "int"
 
 
 def shown_value(declared: Flag, value: Any) -> Any:

@@ -16,9 +16,12 @@ from .tokenizer_manager import TokenizerManager
 
 
 class Boot:
-    """Make it in the event loop that it will live in, `start_up`, and `close` it in any case."""
+    """Make it in the event loop that it will live in, `start_up`, and `close` it in any case.
 
-    def __init__(self, model: ServedModel, entries: Entries) -> None:
+    `tells_cause`: whether failed requests are told of why the server has failed.
+    """
+
+    def __init__(self, model: ServedModel, entries: Entries, *, tells_cause: bool = False) -> None:
         args = model.args
         self._model = model
         self.renderer = TemplateRenderer()
@@ -37,7 +40,7 @@ class Boot:
             sampling_defaults=model.sampling_defaults,
             incremental_streaming_output=args.incremental_streaming_output,
         )
-        self.launcher = Launcher(args, self.manager, entries, model.weights.keeps_dense)
+        self.launcher = Launcher(args, self.manager, entries, model.weights.keeps_dense, tells_cause=tells_cause)
 
     async def start_up(self) -> None:
         """Start the children and return when they take work.

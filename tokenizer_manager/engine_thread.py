@@ -106,7 +106,7 @@ class EngineThread:
             self._loop.close()
 
     async def _live(self) -> None:
-        self._boot = Boot(self._model, self._entries)
+        self._boot = Boot(self._model, self._entries, tells_cause=True)
         self._service = GenerateService(self._boot.manager)
         self._embedding_service = EmbeddingService(self._boot.manager)
         try:

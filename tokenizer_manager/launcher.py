@@ -32,6 +32,7 @@ from .tokenizer_manager import TokenizerManager
 
 FLUSH_SECONDS = 0.005
 HEARTBEAT_CHECK_SECONDS = 1.0
+FAILED = "The server has failed and is shutting down; its log says why."
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +44,12 @@ class ServerFailed(Exception):
 class Launcher:
     """The children of one boot and their links to the tokenizer manager."""
 
-    def __init__(self, args: ServerArgs, manager: TokenizerManager, entries: Entries, keeps_dense: bool) -> None:
+    def __init__(
+        self, args: ServerArgs, manager: TokenizerManager, entries: Entries, keeps_dense: bool, *, tells_cause: bool
+    ) -> None:
         self._args = args
         self._manager = manager
+        self._tells_cause = tells_cause
         self._loop = asyncio.get_running_loop()
         self._run_dir, self._lock = create_run_dir()
         instance_id = secrets.randbits(64)
@@ -95,7 +99,7 @@ class Launcher:
         logger.error("%s", cause)
         self._failure.set_exception(ServerFailed(cause))
         self._failure.exception()  # it may be that nobody waits for it any more
-        self._manager.fail_all(f"The server failed: {cause}")
+        self._manager.fail_all(f"The server has failed: {cause}" if self._tells_cause else FAILED)
 
     async def close(self) -> None:
         """End the children and remove the run directory."""

@@ -57,7 +57,7 @@ def test_a_switch_that_a_variable_set_can_be_undone(switch: str) -> None:
     [
         ("prot = 1", "unknown key prot; did you mean port?"),
         ("[scheduling]\nport = 1", "unknown key scheduling"),
-        ("config = 'x'", "unknown key config"),
+        ("config = 'x'", "config is a flag alone"),
         ("port = '1'", "port must be a whole number, not '1'"),
         ("port = true", "port must be a whole number, not True"),
         ("port = 1.5", "port must be a whole number, not 1.5"),
@@ -81,6 +81,10 @@ def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str, message: st
     assert message in str(caught.value)
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    assert read_settings(["m", "--config", write(tmp_path, "\ufeffport = 1")], {}).args.port == 1
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--config /nowhere: No such file"):
         read_settings(["m", "--config", "/nowhere"], {})
@@ -97,6 +101,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("LOG_REQUESTS", "maybe", "MILLSTREAM_LOG_REQUESTS must be one of 1, true"),
         ("CHUNKED_PREFILL_SIZE", "0", "MILLSTREAM_CHUNKED_PREFILL_SIZE must be a whole number or auto, not '0'"),
         ("DTYPE", "int3", "--dtype must be one of"),
+        ("PORT", "3_5", "MILLSTREAM_PORT must be a whole number, not '3_5'"),
+        ("PORT", "\u0663\u0665", "MILLSTREAM_PORT must be a whole number"),
+        ("HOST", "\udcff", "MILLSTREAM_HOST must be printable text"),
+        ("API_KEY", "", "MILLSTREAM_API_KEY is empty: the server would be open to all"),
     ],
 )
 def test_a_bad_variable_is_named(variable: str, text: str, message: str) -> None:
