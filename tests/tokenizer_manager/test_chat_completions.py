@@ -45,6 +45,22 @@ def test_a_stream_ends_with_usage_only_when_asked(server: LiveServer) -> None:
     }
 
 
+@pytest.mark.parametrize(("path", "body"), [(PATH, {"messages": HELLO}), ("/v1/completions", {"prompt": "u:hi\na:"})])
+def test_every_chunk_has_the_usage_so_far_where_that_is_asked(
+    server: LiveServer, path: str, body: dict[str, Any]
+) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    events = server.events(path, body | {"max_tokens": 3, **options})
+    text = ""
+    for event in events[:-2]:
+        choice = event["choices"][0]
+        text += choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        assert event["usage"]["prompt_tokens"] == 7
+        assert len(text) <= event["usage"]["completion_tokens"] <= 3
+        assert event["usage"]["total_tokens"] == 7 + event["usage"]["completion_tokens"]
+    assert events[-3]["usage"]["completion_tokens"] == events[-2]["usage"]["completion_tokens"] == 3
+
+
 def test_a_whole_answer_has_the_message_and_the_usage(server: LiveServer) -> None:
     answer = server.post(PATH, {"messages": HELLO, "max_tokens": 4})
     assert answer.status == 200

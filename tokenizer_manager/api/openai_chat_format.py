@@ -8,7 +8,7 @@ from ...common.text_messages import StrEnd
 from ..chat.chat_generation import ChatGeneration
 from ..chat.delta import ChatMessageSum, Delta, ToolCallDelta
 from ..sse import TEXT, EventTemplate, encode_event
-from .openai_format import FINGERPRINT, matched_stop, usage
+from .openai_format import FINGERPRINT, matched_stop, usage, usage_so_far
 
 ID_PREFIX = "chatcmpl-"
 
@@ -35,14 +35,19 @@ class ChatResponse:
         choices = [self._choice(index, message, ends[index]) for index, message in enumerate(messages)]
         return self._head("chat.completion") | {"choices": choices, "usage": self._usage()}
 
-    async def events(self, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
-        """Encoded chunks as outputs come; all that came together leaves together. APIError at a failure."""
+    async def events(self, *, include_usage: bool, continuous_usage: bool = False) -> AsyncGenerator[bytes, None]:
+        """Encoded chunks as outputs come; all that came together leaves together. APIError at a failure.
+
+        The last one has the usage with `include_usage`, the others that of all so far with `continuous_usage`.
+        """
         generation = self._generation
         head = self._head("chat.completion.chunk") | ({"usage": None} if include_usage else {})
         streams: dict[int, ChoiceStream] = {}
         while not generation.done:
             index, deltas, end = await generation.next()
             stream = streams.get(index) or streams.setdefault(index, ChoiceStream(head, index))
+            if continuous_usage:
+                stream.set_head(head | {"usage": usage_so_far(generation.reqs)})
             chunks = stream.chunks(deltas)
             if end is not None:
                 chunks += stream.last_chunk(generation.finish_reason(index, end), end)
@@ -74,14 +79,19 @@ class ChoiceStream:
     """The chunks of one choice; `head` is what all chunks of the call begin with."""
 
     def __init__(self, head: dict[str, Any], index: int) -> None:
-        self._head = head
         self._index = index
-        self._opening = self._encode({"role": "assistant", "content": ""})
+        self._is_open = False
+        self.set_head(head)
+
+    def set_head(self, head: dict[str, Any]) -> None:
+        """Begin the next chunks with this."""
+        self._head = head
         self._content_chunk = EventTemplate(self._chunk({"content": TEXT}, None))
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
         """The chunks of these deltas; may be none."""
-        opening, self._opening = self._opening, b""
+        opening = b"" if self._is_open else self._encode({"role": "assistant", "content": ""})
+        self._is_open = True
         return opening + b"".join([self._delta_chunk(delta) for delta in deltas])
 
     def last_chunk(self, finish_reason: str, end: StrEnd) -> bytes:

@@ -46,6 +46,17 @@ def usage(reqs: Iterable[ReqState], reasoning_tokens: int = 0) -> dict[str, Any]
     }
 
 
+def usage_so_far(reqs: Iterable[ReqState]) -> dict[str, int]:
+    """The same while they run, as far as it is known."""
+    counted = [(req.prompt_len if req.counts_prompt else 0, req.num_outputs) for req in reqs]
+    prompt_tokens, completion_tokens = (sum(column) for column in zip(*counted, strict=True))
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
 class CompletionResponse:
     """POST /v1/completions: texts, the last of each choice with its finish reason.
 
@@ -88,8 +99,11 @@ class CompletionResponse:
         choices = [completion_choice(index, join_pieces(pieces[index]), end) for index, end in enumerate(ends)]
         return self._head | {"choices": choices, "usage": usage(generation.reqs)}
 
-    async def events(self, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
-        """Encoded chunks as outputs come; all that came together leaves together. APIError at a failure."""
+    async def events(self, *, include_usage: bool, continuous_usage: bool = False) -> AsyncGenerator[bytes, None]:
+        """Encoded chunks as outputs come; all that came together leaves together. APIError at a failure.
+
+        The last one has the usage with `include_usage`, the others that of all so far with `continuous_usage`.
+        """
         generation = self._generation
         head = self._head | ({"usage": None} if include_usage else {})
         templates: dict[int, EventTemplate] = {}
@@ -98,6 +112,9 @@ class CompletionResponse:
             index, error = req.index, failure(req, output.end)
             if error is not None and not (templates and output.text):
                 raise error
+            if continuous_usage:
+                templates.pop(index, None)
+                head["usage"] = usage_so_far(generation.reqs)
             template = templates.get(index) or templates.setdefault(index, _template(head, index))
             piece = await self._choices[index].read(output)
             if piece.logprobs is not None or (output.end is not None and error is None):

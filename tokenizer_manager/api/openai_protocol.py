@@ -45,7 +45,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """What else a stream carries."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, in every chunk that of all so far
 
 
 class OpenAIBody(MoreGrammarFields, kw_only=True):
@@ -105,6 +105,11 @@ class OpenAIBody(MoreGrammarFields, kw_only=True):
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether the chunks ahead of it have one too."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 class CompletionRequest(OpenAIBody, kw_only=True):
@@ -176,5 +181,3 @@ def check_stream_options(body: OpenAIBody) -> None:
     """APIError where they say something of no stream."""
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options is only allowed with stream: true", "stream_options")
-    if body.stream_options is not None:
-        check_unsupported(body.stream_options, {"continuous_usage_stats": (False,)}, "stream_options.")

@@ -44,7 +44,7 @@ class OpenAIRoutes:
             answer = ChatResponse(generation, call.request_id, self._model_name(body))
             if not turn.stream:
                 return json_response(await answer.whole())
-            events = answer.events(include_usage=body.include_usage)
+            events = answer.events(include_usage=body.include_usage, continuous_usage=body.continuous_usage)
             return await stream_events(request, self._manager.metrics, events)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -102,7 +102,7 @@ class OpenAIRoutes:
             answer = CompletionResponse(generation, call.request_id, self._model_name(body), tokenizer, echoes)
             if not stream:
                 return json_response(await answer.whole())
-            events = answer.events(include_usage=body.include_usage)
+            events = answer.events(include_usage=body.include_usage, continuous_usage=body.continuous_usage)
             return await stream_events(request, self._manager.metrics, events)
 
     async def _echoes(self, prompts: Sequence[str | list[int]]) -> list[str]:
