@@ -30,6 +30,7 @@ def pattern(text: str) -> dict[str, str]:
         ({"type": "number", "exclusiveMinimum": 1000001, "exclusiveMaximum": 1000001.5}, 1000001.25, 1000001),
         ({"type": "number", "exclusiveMaximum": -1, "minimum": -1.5}, -1.25, -1),
         ({"type": "number", "exclusiveMaximum": 0, "minimum": -0.5}, -0.25, b"-0"),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 1, "anyOf": [{"minimum": 0.5}, {"type": "number"}]}, 0.25, 0),
         ({"type": "integer", "maximum": 2**53 + 1}, 5, 2**53 + 2),
         ({"type": "integer", "minimum": -(2**70), "maximum": 3}, -5, 4),
         ({"type": "number", "multipleOf": 0.25}, 1.75, 1.3),

@@ -34,7 +34,8 @@ def make_exact(schema: dict[str, Any]) -> dict[str, Any]:
         _check_values(pointer, each)
         _rewrite_patterns(pointer, each)
     _check_multiples(places)
-    _move_bounds([each for _, each in places])
+    while _move_bounds([each for _, each in places]):
+        pass  # what has moved may have come near others
     return schema
 
 
@@ -93,11 +94,12 @@ def _pattern(pointer: str, pattern: str) -> str:
         raise SchemaError(pointer, str(error)) from None
 
 
-def _move_bounds(schemas: list[dict[str, Any]]) -> None:
+def _move_bounds(schemas: list[dict[str, Any]]) -> bool:
     """An excluded whole number gives way where the other bound may come within one of it, wherever that one stands.
 
-    Not elsewhere: from 5.999999999 as a maximum, llguidance would ask for nine digits after "5.9".
+    Not elsewhere: from 5.999999999 as a maximum, llguidance would ask for nine digits after "5.9". Whether any has moved.
     """
+    has_moved = False
     for keys, (excluded, included), sign in (
         (MAXIMA, ("exclusiveMinimum", "minimum"), 1),
         (MINIMA, ("exclusiveMaximum", "maximum"), -1),
@@ -108,9 +110,11 @@ def _move_bounds(schemas: list[dict[str, Any]]) -> None:
             bound = schema.get(excluded)
             if _is_number(bound) and sign * bound in near:
                 del schema[excluded]
+                has_moved = True
                 moved = max(sign * bound + BOUND_STEP, math.nextafter(sign * bound, math.inf))
                 own = schema.get(included)
                 schema[included] = sign * (max(moved, sign * own) if _is_number(own) else moved)
+    return has_moved
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
