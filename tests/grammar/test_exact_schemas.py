@@ -68,8 +68,8 @@ def test_a_bound_that_is_far_from_the_other_stays_as_it_is(value: float) -> None
         ({"type": "integer", "minimum": -(2**70), "maximum": -(2**65)}, "#/maximum: a number must be within"),
         ({"const": [{"a": 2**53 + 1}]}, "#/const: a number must be within 9007199254740991 of 0"),
         ({"type": "integer", "enum": [1, -1e308]}, "#/enum: a number must be within"),
-        ({"items": {"multipleOf": 0.1}}, "#/items/multipleOf: must be a whole number up to 100000, or halves"),
-        ({"items": {"multipleOf": 1e308}}, "#/items/multipleOf: must be a whole number up to 100000, or halves"),
+        ({"items": {"multipleOf": 0.0001}}, "#/items/multipleOf: must be a whole number up to 100000, or up to 100"),
+        ({"items": {"multipleOf": 1e308}}, "#/items/multipleOf: must be a whole number up to 100000, or up to 100"),
         ({"items": {"type": "integer", "multipleOf": 2**24}}, "#/items/multipleOf: must be a whole number up to"),
         ({"allOf": [{"multipleOf": 65537}, {"multipleOf": 65539}]}, "#: the values of multipleOf are too large"),
         (pattern("^[[:alpha:]]$"), "#/pattern: within a class"),
@@ -106,3 +106,25 @@ def test_random_texts_of_random_schemas_are_valid() -> None:
             num_texts, found = num_texts + num, found + bad
     assert found == []
     assert num_texts > NUM_SCHEMAS
+
+
+def test_multiples_of_decimals_are_exact() -> None:
+    cents = {"type": "number", "multipleOf": 0.01}
+    assert [text for text in (b"0.29", b"19.99", b"-3", b"0.295", b"0.001") if GRAMMARS.admits(cents, text)] == [
+        b"0.29",
+        b"19.99",
+        b"-3",
+    ]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"x": {"$ref": "#/$defs/A"}}, "required": ["x"], "$defs": {"A": {"id": "A", "type": "null"}}},
+        {"$id": "T0", "properties": {"x": {"anyOf": [{"$ref": "T0"}, {"type": "null"}]}}, "required": ["x"]},
+        {"$id": "urn:t", "properties": {"x": {"$ref": "urn:t#/$defs/A"}}, "$defs": {"A": {"type": "null"}}},
+    ],
+)
+def test_references_as_libraries_write_them(schema: dict[str, Any]) -> None:
+    assert GRAMMARS.admits({"type": "object", "additionalProperties": False, **schema}, {"x": None})
+    assert not GRAMMARS.admits({"type": "object", "additionalProperties": False, **schema}, {"x": 1})

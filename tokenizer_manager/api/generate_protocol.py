@@ -24,6 +24,7 @@ SAME_NAMES = (
 )
 NEUTRAL_SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "beam_width": (1,),
+    "stream_interval": (1,),
     "custom_params": (),
 }
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -60,6 +61,7 @@ class GenerateSamplingParams(GrammarFields, kw_only=True, forbid_unknown_fields=
     no_stop_trim: bool = False
     n: Int64 = 1
     beam_width: Any = None
+    stream_interval: Any = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0

@@ -11,7 +11,7 @@ import msgspec
 from ...common.flags import ConfigError
 from . import tool_format
 from .delta import OutputParser, PlainParser
-from .delta_writer import MAX_CALLS, DeltaWriter, new_call_id, new_short_id
+from .delta_writer import MAX_CALLS, ContentPlace, DeltaWriter, new_call_id, new_short_id
 from .output_parser import Parse, Program, ProgramParser, only_content
 from .reasoning_programs import CHANNEL, ENDS, MESSAGE, START, harmony, read_reasoning
 from .template_habits import TemplateHabits, find_habits
@@ -124,16 +124,15 @@ class ChatFamily(msgspec.Struct, frozen=True):
         prompt: str,
         *,
         is_bound: bool = False,
-        ends_with_calls: bool = False,
+        content_goes: ContentPlace = "anywhere",
         separates: bool = True,
         parallel: bool = True,
     ) -> OutputParser:
         """What reads one answer.
 
-        `is_bound`: a grammar has it begin with the answer or a call, not with reasoning; `ends_with_calls`: nor has it
-        text behind them. `separates` reasoning from content. Of calls that are not `parallel` only the first counts.
+        `is_bound`: a grammar has it begin with the answer or a call, not with reasoning. `separates` reasoning from content. Of calls that are not `parallel` only the first counts.
         """
-        writer = DeltaWriter(self._dialect.new_id, MAX_CALLS if parallel else 1, ends_with_calls=ends_with_calls)
+        writer = DeltaWriter(self._dialect.new_id, MAX_CALLS if parallel else 1, content_goes=content_goes)
         if self.read_template is not None and not is_bound:
             return self.read_template(prompt, tools, writer, separates)
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}

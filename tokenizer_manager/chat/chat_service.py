@@ -20,6 +20,7 @@ from .chat_family import ChatFamily
 from .chat_generation import ChatGeneration
 from .chat_prompt import ChatRenderer, render_chat
 from .delta import OutputParser, PlainParser
+from .delta_writer import ContentPlace
 from .tool_choice import ToolChoice, callable_tools, check_tools, is_forced
 
 
@@ -129,14 +130,16 @@ class ChatService:
         )
 
     def _parser_maker(self, turn: ChatTurn, prompt: str) -> Callable[[], OutputParser]:
-        calls_alone = is_forced(turn.tool_choice) or (turn.grammar is not None and turn.grammar.kind == "json_schema")
+        content_goes: ContentPlace = "nowhere" if is_forced(turn.tool_choice) else "anywhere"
+        if turn.grammar is not None and turn.grammar.kind == "json_schema":
+            content_goes = "ahead"
         tools = callable_tools(turn.tools, turn.tool_choice)
         return partial(
             self._family.parser,
             tools,
             prompt,
-            is_bound=calls_alone or turn.grammar is not None,
-            ends_with_calls=calls_alone,
+            is_bound=content_goes != "anywhere" or turn.grammar is not None,
+            content_goes=content_goes,
             separates=turn.separate_reasoning,
             parallel=turn.parallel_tool_calls,
         )

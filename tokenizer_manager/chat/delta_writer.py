@@ -2,10 +2,13 @@
 
 import secrets
 from collections.abc import Callable
+from typing import Literal
 
 from .delta import Delta, ToolCallDelta
 
 MAX_CALLS = 128  # in one answer
+
+ContentPlace = Literal["anywhere", "ahead", "nowhere"]
 
 
 def new_call_id() -> str:
@@ -21,24 +24,29 @@ def new_short_id() -> str:
 class DeltaWriter:
     """Collects deltas until they are taken; calls beyond `max_calls` are dropped.
 
-    `ends_with_calls`: no content comes behind a call; what looks so is the beginning of another that was cut off.
+    `content_goes` anywhere, ahead of calls alone, or nowhere: what looks so there is the beginning of a call that was cut off.
 
     `position` tells how far the text has been read: a piece of content is written when all behind it is still to be read.
     """
 
     def __init__(
-        self, new_id: Callable[[], str] = new_call_id, max_calls: int = MAX_CALLS, *, ends_with_calls: bool = False
+        self,
+        new_id: Callable[[], str] = new_call_id,
+        max_calls: int = MAX_CALLS,
+        *,
+        content_goes: ContentPlace = "anywhere",
     ) -> None:
         self.num_calls = 0
         self.position: Callable[[], int] = int
         self._max_calls = max_calls
-        self._ends_with_calls = ends_with_calls
+        self._content_goes = content_goes
         self._new_id = new_id
         self._deltas: list[Delta] = []
 
     def content(self, text: str) -> None:
         """Some content."""
-        if text and not (self._ends_with_calls and self.num_calls):
+        is_beginning = self._content_goes == "nowhere" or (self._content_goes == "ahead" and self.num_calls > 0)
+        if text and not is_beginning:
             self._deltas.append(Delta(content=text, end=self.position()))
 
     def reasoning(self, text: str) -> None:

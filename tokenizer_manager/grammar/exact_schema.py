@@ -19,7 +19,7 @@ MAX_BOUND = 2**53 - 1  # beyond which a float does not hold every whole number
 OUT_OF_BOUNDS = f"a number must be within {MAX_BOUND} of 0"
 MAX_MULTIPLE = 100_000  # as many remainders are told apart
 MAX_MULTIPLES = 2**32  # of several that are merged, in thousandths
-FRACTIONS = 8  # of a whole number, which a multiple may be
+THOUSANDTHS = 1000  # which a smaller multiple may be made of
 MINIMA, MAXIMA = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 Places = list[tuple[str, dict[str, Any]]]  # JSON pointers and schemas
@@ -70,10 +70,14 @@ def _check_values(pointer: str, schema: dict[str, Any]) -> None:
 def _check_multiples(places: Places) -> None:
     multiples = {pointer: schema["multipleOf"] for pointer, schema in places if _is_number(schema.get("multipleOf"))}
     for pointer, multiple in multiples.items():
-        if not 0 < multiple <= MAX_MULTIPLE or multiple * FRACTIONS % 1:
-            message = f"must be a whole number up to {MAX_MULTIPLE}, or halves, quarters or eighths of one"
+        is_fraction = multiple % 1 > 0
+        largest = MAX_MULTIPLE / THOUSANDTHS if is_fraction else MAX_MULTIPLE
+        if not 0 < multiple <= largest or round(multiple, 3) != multiple:
+            message = (
+                f"must be a whole number up to {MAX_MULTIPLE}, or up to 100 with at most three digits behind the point"
+            )
             raise SchemaError(f"{pointer}/multipleOf", message)
-    thousandths = {int(multiple * 1000) for multiple in multiples.values()}  # an eighth has three digits
+    thousandths = {round(multiple * THOUSANDTHS) for multiple in multiples.values()}
     if len(thousandths) > 1 and math.lcm(*thousandths) * max(thousandths) >= MAX_MULTIPLES:
         raise SchemaError("#", "the values of multipleOf are too large together")
 

@@ -84,7 +84,7 @@ def _no_value(pointer: str, schema: Any) -> Any:
 def _check_bases(found: dict[str, Any]) -> None:
     """References begin at the root where no other place has a name of its own."""
     places = [(pointer, each) for pointer, each in found.items() if isinstance(each, dict)]
-    named = next((pointer for pointer, each in places if pointer != "#" and has_own_base(each)), None)
+    named = next((pointer for pointer, each in places if pointer != "#" and has_own_base(each, found["#"])), None)
     if named is not None and any("$ref" in each for _, each in places):
         raise SchemaError(named, "$id within a schema is not taken beside $ref")
 
