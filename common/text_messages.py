@@ -4,6 +4,8 @@ from .finish_reason import FinishReason
 from .logprobs import TokenLogprobs
 from .messages import Int32s, Message, Part
 
+NUM_CONTEXT_TOKENS = 8  # of a prompt's end: the left context of incremental decoding
+
 # ---- tokens ---------------------------------------------------------------------------------------------------------
 
 
@@ -14,7 +16,7 @@ class StreamStart(Part, frozen=True):
     frontend: str
     stream: bool  # text as it comes; otherwise one output at the end
     prompt_len: int
-    context_ids: Int32s  # the last few prompt tokens: the left context of incremental decoding
+    context_ids: Int32s  # the last NUM_CONTEXT_TOKENS of the prompt
     min_new_tokens: int
     stop: tuple[str, ...]
     skip_special_tokens: bool

@@ -30,7 +30,8 @@ def load_chat_templates(model_path: Path) -> ChatTemplates:
 class Tokenizer:
     """Text to ids and back.
 
-    `special_tokens` maps roles to texts (`bos_token`, `eos_token` ...), `eos_token_ids` are all ids that end a turn.
+    `special_tokens` maps roles to texts (`bos_token`, `eos_token` ...), `special_texts` the texts of all special tokens to
+    their ids; `eos_token_ids` are all ids that end a turn.
     """
 
     def __init__(self, parts: TokenizerParts) -> None:
@@ -43,8 +44,8 @@ class Tokenizer:
         self.chat_templates = dict(parts.chat_templates)
         self.token_bytes = find_token_bytes(self._backend)
         added = self._backend.get_added_tokens_decoder()
-        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.special_texts = tuple(token.content for token in added.values() if token.special)
+        self.special_texts = {token.content: token_id for token_id, token in added.items() if token.special}
+        self.special_token_ids = frozenset(self.special_texts.values())
         self.vocab_size = 1 + max(max(self._backend.get_vocab().values(), default=-1), max(added, default=-1))
         self.bos_token_id = self.token_to_id(self.special_tokens.get("bos_token", ""))
         self.add_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]

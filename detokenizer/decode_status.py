@@ -8,11 +8,11 @@ from array import array
 from typing import NamedTuple
 
 from ..common.finish_reason import FINISH_MATCHED_STR, FINISHED_MATCHED_REGEX
+from ..common.incremental_decoder import make_decoder
 from ..common.logprobs import LogprobBuffer, TokenLogprobs
 from ..common.messages import Int32s, unpack_int32
 from ..common.text_messages import StreamStart
 from ..common.tokenizer import Tokenizer
-from .incremental_decoder import make_decoder
 from .regex_matcher import RegexMatch, make_regex_matcher
 from .stop_matcher import START, StopMatch, make_matcher
 

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 from ..common.finish_reason import FINISH_ABORT, FinishReason
 from ..common.logprobs import LogprobBuffer, TokenLogprobs
 from ..common.messages import TokenizedGenerateReqInput, pack_int32
-from ..common.text_messages import BatchTokenIDOutput, RequestEnd, RequestStats, StreamStart
+from ..common.text_messages import NUM_CONTEXT_TOKENS, BatchTokenIDOutput, RequestEnd, RequestStats, StreamStart
 from .req import Req
 
-NUM_CONTEXT_TOKENS = 8
 NOT_COMPUTED = RequestStats(prompt_tokens=0, cached_tokens=0, num_retractions=0)
 ERR_TYPES = {
     400: "BadRequestError",

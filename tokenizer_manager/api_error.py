@@ -1,7 +1,7 @@
 """The one error shape: {"error": {"message", "type", "param", "code"}}, with OpenAI's types and string codes."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -43,14 +43,15 @@ class APIError(Exception):
         """OpenAI's error type."""
         return ERROR_TYPES.get(self.status) or ("server_error" if self.status >= 500 else "invalid_request_error")
 
-    def renamed(self, names: Mapping[str, str]) -> Self:
+    def renamed(self, names: Mapping[str, str]) -> "APIError":
         """The same error, where the client's API calls a field, or a part of its path, by another name."""
         ours, theirs = self.param or "", self.param or ""
         for name, other in names.items():
             theirs = theirs.replace(name, other)
-        if theirs != ours:
-            self.param, self.message = theirs, self.message.replace(ours, theirs)
-        return self
+        if theirs == ours:
+            return self
+        message = self.message.replace(ours, theirs)
+        return APIError(self.status, message, code=self.code, param=theirs, headers=self.headers, close=self.close)
 
     def body(self) -> dict[str, Any]:
         """The JSON value, as a response or as an event of a stream."""

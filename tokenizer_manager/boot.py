@@ -52,15 +52,19 @@ class Boot:
         self.renderer.start(self._model.chat_templates, tokenizer.special_tokens)
         self.manager.grammars.start(self._model.path)
         self.manager.set_tokenizer(tokenizer)
-        if self._model.args.chat_template and (error := await self.renderer.setup_error()):
-            raise ConfigError(f"--chat-template {self._model.args.chat_template}: {error}")
-        await first(self.manager.wait_until_ready(), self.launcher.wait_for_failure())
+        await first(self._wait_until_ready(), self.launcher.wait_for_failure())
 
     async def close(self) -> None:
         """End the children and the processes of templates and grammars."""
         self.renderer.close()
         self.manager.grammars.close()
         await self.launcher.close()
+
+    async def _wait_until_ready(self) -> None:
+        file = self._model.args.chat_template
+        if file and (error := await self.renderer.setup_error()):
+            raise ConfigError(f"--chat-template {file}: {error}")
+        await self.manager.wait_until_ready()
 
     def _send(self, message: ToScheduler) -> None:
         self.launcher.send(message)

@@ -25,6 +25,8 @@ from .served_model import ServedModel
 
 T = TypeVar("T")
 
+FORKED = "it belongs to the process that this one was forked from"
+
 
 class EngineEnded(RuntimeError):
     """The engine was shut down or has failed; the message has the cause."""
@@ -51,18 +53,19 @@ class EngineThread:
         self._thread.start()
 
     def start_up(self) -> None:
-        """Wait until it takes work; raises ServerFailed with the cause if it can't."""
+        """Wait until it takes work; ServerFailed with the cause if it can't, ConfigError if an argument is why."""
         self._ready.result()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Run a coroutine in the loop; EngineEnded where there is none any more."""
-        with self._ends:
-            if os.getpid() != self._pid:
-                self._has_ended, self._cause = True, "it belongs to the process that this one was forked from"
-            if not self._has_ended:
-                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        cause = FORKED
+        if os.getpid() == self._pid:
+            with self._ends:
+                if not self._has_ended:
+                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            cause = self._cause
         coroutine.close()
-        raise EngineEnded(f"the engine has ended: {self._cause}")
+        raise EngineEnded(f"the engine has ended: {cause}")
 
     def shut_down(self) -> None:
         """End all processes and wait for that; again does nothing."""
@@ -113,8 +116,11 @@ class EngineThread:
             if await first(self._stop.wait(), self._boot.start_up()) == 1:
                 self._ready.set_result(None)
                 await first(self._stop.wait(), self._boot.launcher.wait_for_failure())
-        except (ConfigError, ServerFailed) as error:
+        except ServerFailed as error:
             self._cause = str(error)
+        except ConfigError as error:
+            self._cause = str(error)
+            self._ready.set_exception(error)
         finally:
             await self._end()
 

@@ -48,8 +48,10 @@ class PromptEncoder:
             return work()
         if size <= HUGE_CHARS:
             return await asyncio.to_thread(work)
-        async with self._huge:
-            return await asyncio.to_thread(work)
+        await self._huge.acquire()
+        task = asyncio.ensure_future(asyncio.to_thread(work))
+        task.add_done_callback(lambda _: self._huge.release())
+        return await asyncio.shield(task)  # a thread works on, also for a client that has left
 
     async def prompt_ids(
         self,

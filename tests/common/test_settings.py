@@ -104,7 +104,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("PORT", "3_5", "MILLSTREAM_PORT must be a whole number, not '3_5'"),
         ("PORT", "\u0663\u0665", "MILLSTREAM_PORT must be a whole number"),
         ("HOST", "\udcff", "MILLSTREAM_HOST must be printable text"),
-        ("API_KEY", "", "MILLSTREAM_API_KEY is empty: the server would be open to all"),
+        ("API_KEY", "", "MILLSTREAM_API_KEY is empty, and would leave the server without this key"),
+        ("API_KEY_FILE", "", "MILLSTREAM_API_KEY_FILE is empty"),
+        ("DRAIN_TIMEOUT", "3_5", "MILLSTREAM_DRAIN_TIMEOUT must be a number, not '3_5'"),
+        ("DRAIN_TIMEOUT", "nan", "MILLSTREAM_DRAIN_TIMEOUT must be a number, not 'nan'"),
     ],
 )
 def test_a_bad_variable_is_named(variable: str, text: str, message: str) -> None:
@@ -131,8 +134,12 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
 
 
 def test_an_unknown_variable_is_a_notice_and_an_empty_one_is_unset() -> None:
-    settings = read_settings(["m"], {"MILLSTREAM_PROT": "1", "MILLSTREAM_PORT": "", "MILLSTREAMING": "1"})
-    assert settings.notices == ("MILLSTREAM_PROT is no setting; did you mean MILLSTREAM_PORT?",)
+    variables = {"MILLSTREAM_PROT": "1", "MILLSTREAM_PORT": "", "MILLSTREAMING": "1", "MILLSTREAM_NOTE": "a\nb"}
+    settings = read_settings(["m"], variables)
+    assert settings.notices == (
+        "MILLSTREAM_PROT is no setting; did you mean MILLSTREAM_PORT?",
+        "MILLSTREAM_NOTE is no setting",
+    )
     assert settings.args == ServerArgs(model_path="m")
 
 

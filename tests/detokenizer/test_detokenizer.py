@@ -12,6 +12,7 @@ from millstream.common.finish_reason import (
     FINISH_MATCHED_TOKEN,
     FinishReason,
 )
+from millstream.common.incremental_decoder import make_decoder
 from millstream.common.messages import pack_int32
 from millstream.common.text_messages import (
     BatchTokenIDOutput,
@@ -25,7 +26,6 @@ from millstream.common.text_messages import (
 from millstream.common.tokenizer import Tokenizer
 from millstream.common.tokenizer_parts import TokenizerParts
 from millstream.detokenizer.detokenizer import Detokenizer, DetokenizerOutput
-from millstream.detokenizer.incremental_decoder import make_decoder
 from tests.detokenizer.reference_text import start_of
 from tests.text.sample_tokenizers import (
     byte_level_backend,

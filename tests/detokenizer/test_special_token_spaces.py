@@ -3,9 +3,9 @@
 import pytest
 import tokenizers
 
+from millstream.common.incremental_decoder import make_decoder
 from millstream.common.tokenizer import Tokenizer
 from millstream.common.tokenizer_parts import TokenizerParts
-from millstream.detokenizer.incremental_decoder import make_decoder
 
 IDS = [0, 2, 3, 1, 3, 2]  # one <a> <b> two <b> <a>
 

@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,6 +143,8 @@ def test_wrong_arguments_start_nothing() -> None:
         Engine("smollm2", tp_size=0)
     with pytest.raises(ConfigError, match="Engine's max_total_tokens must be a whole number, not '9'"):
         Engine("smollm2", max_total_tokens="9")
+    with pytest.raises(ConfigError, match="does not compile"):
+        Engine("smollm2", chat_template=str(Path(__file__).with_name("broken.jinja")))
     with pytest.raises(ConfigError, match="Engine has no argument tpsize"):
         Engine("smollm2", tpsize=2)
     with pytest.raises((ConfigError, ModelError), match="--model-path /nowhere"):

@@ -97,7 +97,7 @@ def test_the_tokenizer_manager_and_its_stream() -> None:
 
     async def stream() -> None:
         with manager.generate(Call(0.0, "call"), [request], stream=True) as generation:
-            chat = ChatGeneration(generation, [PlainParser()], byte_tokenizer())
+            chat = ChatGeneration(generation, [PlainParser()], byte_tokenizer(), request.sampling_params)
             events = ChatResponse(chat, "call", "m").events(include_usage=True)
 
             def step(index: int) -> None:

@@ -64,7 +64,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-BROKEN_TEMPLATE = __file__  # of Jinja this is no good text: {% for
+BROKEN_TEMPLATE = str(Path(__file__).with_name("broken.jinja"))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ BROKEN_TEMPLATE = __file__  # of Jinja this is no good text: {% for
         (("smollm2", "--chat-template", "/nowhere.jinja"), "--chat-template"),
         (
             ("smollm2", "--chat-template", BROKEN_TEMPLATE),
-            "test_start_up.py: the chat template 'default' does not compile",
+            "broken.jinja: the chat template 'default' does not compile",
         ),
         (
             ("smollm2", "--record-schedule", "/nowhere/schedule"),

@@ -1,5 +1,6 @@
 """Special tokens in a message are text, and all other text is tokenized as ever."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -83,14 +84,15 @@ def prepending() -> tokenizers.Tokenizer:
     return backend
 
 
-def unigram() -> tokenizers.Tokenizer:
+def unigram(others: Sequence[str] = ()) -> tokenizers.Tokenizer:
     """A model that itself knows special tokens as pieces, and better ones than their letters."""
-    letters = ["\u2581", *"abcdefghijklmnopqrstuvwxyz<>/"]
-    pieces = [(special, 0.0) for special in ("<unk>", "<s>", "</s>")] + [(letter, -5.0) for letter in letters]
+    letters = ["\u2581", *"abcdefghijklmnopqrstuvwxyz<>/_0123456789"]
+    specials = ["<unk>", "<s>", "</s>", *others]
+    pieces = [(special, 0.0) for special in specials] + [(letter, -5.0) for letter in letters]
     backend = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
     backend.normalizer = normalizers.NFKC()
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.add_special_tokens(specials)
     return backend
 
 
@@ -133,6 +135,19 @@ def test_a_literal_special_token_is_tokenized_as_the_text_that_it_is(make_backen
         assert tokenizer.decode(ids, skip_special_tokens=False).lstrip() == f"hello {text}"
     turn = tokenizer.encode(f"<s>hello {mark('</s>')}</s>", add_special_tokens=False)
     assert [token_id for token_id in turn if token_id in tokenizer.special_token_ids] == [turn[0], turn[-1]]
+
+
+def test_many_special_tokens_and_those_that_others_begin_with() -> None:
+    others = ["<s", "<st", "<<s>", "aa", "aab", "bca", "/>a", *(f"<extra_id_{i}>" for i in range(1000))]
+    tokenizer = tokenizer_of(unigram(others))
+    mark = LiteralText(tokenizer.special_texts).mark
+    for text in (*others[:7], "<extra_id_0>", "<extra_id_999>", "<st>aabca/>a", "".join(others[-40:])):
+        ids = tokenizer.encode(mark(text), add_special_tokens=False)
+        assert tokenizer.special_token_ids.isdisjoint(ids)
+        assert tokenizer.decode(ids) == text
+    start = time.process_time()
+    tokenizer.encode("<" * 100_000)
+    assert time.process_time() - start < 0.3  # 0.03 s; 0.7 s where each is tried
 
 
 def test_what_is_normalised_to_a_special_token_is_text_too() -> None:

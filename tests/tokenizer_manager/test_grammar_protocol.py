@@ -1,7 +1,9 @@
 """Which grammar each field stands for, and what its answers may be: held against llguidance, byte by byte."""
 
 import contextlib
+import gc
 import json
+import weakref
 from typing import Any
 
 import msgspec
@@ -261,6 +263,16 @@ def test_special_tokens_of_a_layout_are_meant_as_such() -> None:
     ids = {text: TOKENIZER.token_to_id(text) for text in ("<|im_start|>", "<|im_end|>", "</s>")}
     assert f'<[{ids["<|im_start|>"]}]> "move" <[{ids["<|im_end|>"]}]> @schema_0' in grammar.text
     assert f"<[{ids['</s>']}]>" in grammar.text
+
+
+def test_a_tool_grammar_keeps_no_tokenizer() -> None:
+    tokenizer = tokenizer_of(byte_level_backend())
+    tool_grammar(TOOLS, HERMES, tokenizer)
+    strict_tool_grammar(TOOLS, HERMES, tokenizer)
+    kept = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("layout", [HERMES, MISTRAL, MISTRAL_V11, DEEPSEEK_V3, DEEPSEEK_V31])

@@ -11,7 +11,7 @@ import msgspec
 from ...common.flags import ConfigError
 from . import tool_format
 from .delta import OutputParser, PlainParser
-from .delta_writer import MAX_CALLS, ContentPlace, DeltaWriter, new_call_id, new_short_id
+from .delta_writer import MAX_CALLS, ContentPlace, DeltaWriter, NewWriter, new_call_id, new_short_id
 from .output_parser import Parse, Program, ProgramParser, only_content
 from .reasoning_programs import CHANNEL, ENDS, MESSAGE, START, harmony, read_reasoning
 from .template_habits import TemplateHabits, find_habits
@@ -20,7 +20,7 @@ from .tool_dialects import deepseek, hermes, llama3, mistral
 from .tool_format import ToolFormat
 
 AUTO, NONE, HARMONY, RESPONSE_TEMPLATE = "auto", "none", "gpt-oss", "response_template"
-TemplateReader = Callable[[str, Sequence[Mapping[str, Any]], DeltaWriter, bool], OutputParser]
+TemplateReader = Callable[[str, Sequence[Mapping[str, Any]], NewWriter, bool], OutputParser]
 
 
 class ToolDialect(msgspec.Struct, frozen=True):
@@ -132,20 +132,25 @@ class ChatFamily(msgspec.Struct, frozen=True):
 
         `is_bound`: a grammar has it begin with the answer or a call, not with reasoning. `separates` reasoning from content. Of calls that are not `parallel` only the first counts.
         """
-        writer = DeltaWriter(self._dialect.new_id, MAX_CALLS if parallel else 1, content_goes=content_goes)
+        new_writer = partial(
+            DeltaWriter,
+            new_id=self._dialect.new_id,
+            max_calls=MAX_CALLS if parallel else 1,
+            content_goes=content_goes,
+        )
         if self.read_template is not None and not is_bound:
-            return self.read_template(prompt, tools, writer, separates)
+            return self.read_template(prompt, tools, new_writer, separates)
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         if HARMONY in (self.tool_call_parser, self.reasoning_parser):
             program: Program = partial(harmony, separates=separates, has_tools=bool(tools))
-            return ProgramParser(program, schemas, writer)
+            return ProgramParser(program, schemas, new_writer)
         style = REASONING_STYLES.get(self.reasoning_parser) if separates and not is_bound else None
         reads_calls = bool(tools) and (is_bound or self.tool_call_parser != NONE)
         if style is None and not reads_calls:
             return PlainParser()
         is_inside = style is not None and style.is_open_behind(prompt.rstrip())
         program = partial(_reasoning_then, style, is_inside, self._dialect.program if reads_calls else only_content)
-        return ProgramParser(program, schemas, writer)
+        return ProgramParser(program, schemas, new_writer)
 
     @property
     def _dialect(self) -> ToolDialect:

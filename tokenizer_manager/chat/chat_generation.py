@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from ...common.incremental_decoder import make_decoder
 from ...common.logprobs import TokenLogprobs
-from ...common.messages import Int32s, unpack_int32
-from ...common.text_messages import StrEnd
+from ...common.messages import unpack_int32
+from ...common.sampling_params import SamplingParams
+from ...common.text_messages import NUM_CONTEXT_TOKENS, StrEnd
 from ...common.tokenizer import Tokenizer
 from ..api.logprob_format import MANY_LOGPROBS, chat_entries
 from ..api.openai_format import finish_reason
@@ -21,15 +22,21 @@ UTF8_CONTINUATIONS = bytes(range(0x80, 0xC0))  # all bytes of a character but it
 
 
 class ChatGeneration:
-    """One waiter calls `next` until `done`. `parsers` has one for each choice."""
+    """One waiter calls `next` until `done`. `parsers` has one for each choice; the params are those of all."""
 
-    def __init__(self, generation: Generation, parsers: Sequence[OutputParser], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        parsers: Sequence[OutputParser],
+        tokenizer: Tokenizer,
+        sampling_params: SamplingParams,
+    ) -> None:
         self._generation = generation
         self._parsers = parsers
         self._tokenizer = tokenizer
         self._token_ids = [b"" if isinstance(parser, PlainParser) else bytearray() for parser in parsers]
         self._logprobs = [
-            DeltaLogprobs(tokenizer, req.prompt_ids, req.hidden_ids) if req.wanted_logprobs is not None else None
+            _delta_logprobs(req, tokenizer, sampling_params) if req.wanted_logprobs is not None else None
             for req in generation.reqs
         ]
         self._called_tools: set[int] = set()
@@ -95,19 +102,31 @@ class ChatGeneration:
             self._called_tools.add(req.index)
         if (places := self._logprobs[req.index]) is not None:
             if output.logprobs is not None:
-                places.add(unpack_int32(output.token_ids), await self._entries(output.token_ids, output.logprobs))
+                columns = (places, self._tokenizer, unpack_int32(output.token_ids), output.logprobs)
+                is_long = output.logprobs.num_logprobs > MANY_LOGPROBS
+                await asyncio.to_thread(_add, *columns) if is_long else _add(*columns)
             deltas = places.place(deltas, is_last=output.end is not None)
         return req.index, deltas, output.end if self._failure is None else None
-
-    async def _entries(self, token_ids: Int32s, logprobs: TokenLogprobs) -> list[dict[str, Any]]:
-        columns = (self._tokenizer, unpack_int32(token_ids), logprobs)
-        is_long = logprobs.num_logprobs > MANY_LOGPROBS
-        return await asyncio.to_thread(chat_entries, *columns) if is_long else chat_entries(*columns)
 
 
 def _parse(parser: OutputParser, output: Output) -> list[Delta]:
     deltas = parser.feed(output.text)
     return deltas + parser.finish() if output.end is not None else deltas
+
+
+def _delta_logprobs(req: ReqState, tokenizer: Tokenizer, params: SamplingParams) -> DeltaLogprobs:
+    """With the decoder that the detokenizer has for the same request."""
+    decoder = make_decoder(
+        tokenizer,
+        req.prompt_ids[-NUM_CONTEXT_TOKENS:],
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+    )
+    return DeltaLogprobs(decoder)
+
+
+def _add(places: DeltaLogprobs, tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: TokenLogprobs) -> None:
+    places.add(token_ids, chat_entries(tokenizer, token_ids, logprobs))
 
 
 def count_tokens(tokenizer: Tokenizer, token_ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> int:

@@ -78,7 +78,7 @@ class ChatService:
             )
             with manager.generate(call, [request], stream=turn.stream) as generation:
                 parsers = [new_parser() for _ in generation.reqs]
-                yield ChatGeneration(generation, parsers, manager.encoder.tokenizer)
+                yield ChatGeneration(generation, parsers, manager.encoder.tokenizer, request.sampling_params)
 
     async def prompt(self, turn: ChatTurn) -> str:
         """The text of a turn's prompt; APIError naming what is wrong with it."""

@@ -1,6 +1,5 @@
 """Log-probabilities of the tokens of an answer, each with the delta that the token's text is in."""
 
-import codecs
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...common.tokenizer import Tokenizer
+from ...common.incremental_decoder import IncrementalDecoder
 from .delta import Delta
 
 
@@ -19,13 +18,10 @@ class _Placed(NamedTuple):
 
 
 class DeltaLogprobs:
-    """Of one choice. `context_ids` are the tokens ahead of it; `hidden_ids` are in no text."""
+    """Of one choice. The decoder gives the text of its tokens, as the choice's own text came about."""
 
-    def __init__(self, tokenizer: Tokenizer, context_ids: Sequence[int], hidden_ids: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        self._hidden_ids = hidden_ids
-        self._last_ids = list(context_ids[-1:])
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    def __init__(self, decoder: IncrementalDecoder) -> None:
+        self._decoder = decoder
         self._position = 0
         self._waiting: deque[_Placed] = deque()
 
@@ -33,8 +29,7 @@ class DeltaLogprobs:
         """Take the entries of the next tokens, whose text may still be to come."""
         for token_id, entry in zip(token_ids, entries, strict=True):
             begin = self._position
-            if token_id not in self._hidden_ids:
-                self._position += len(self._text_of(token_id))
+            self._position += len(self._decoder.feed(token_id))
             self._waiting.append(_Placed(begin, max(self._position, begin + 1), entry))
 
     def place(self, deltas: Sequence[Delta], *, is_last: bool) -> list[Delta]:
@@ -58,11 +53,3 @@ class DeltaLogprobs:
         while self._waiting and self._waiting[0].begin < ahead_of and self._waiting[0].end <= ends_by:
             taken.append(self._waiting.popleft().entry)
         return taken
-
-    def _text_of(self, token_id: int) -> str:
-        """What a token adds to the text, a character with the token that completes it."""
-        if self._tokenizer.token_bytes is not None:
-            return self._utf8.decode(self._tokenizer.token_bytes[token_id])
-        before, self._last_ids = self._last_ids, [token_id]
-        both = self._tokenizer.decode([*before, token_id], skip_special_tokens=False)
-        return both[len(self._tokenizer.decode(before, skip_special_tokens=False)) :]

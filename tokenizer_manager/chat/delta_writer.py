@@ -31,13 +31,14 @@ class DeltaWriter:
 
     def __init__(
         self,
+        position: Callable[[], int],
+        *,
         new_id: Callable[[], str] = new_call_id,
         max_calls: int = MAX_CALLS,
-        *,
         content_goes: ContentPlace = "anywhere",
     ) -> None:
         self.num_calls = 0
-        self.position: Callable[[], int] = int
+        self._position = position
         self._max_calls = max_calls
         self._content_goes = content_goes
         self._new_id = new_id
@@ -47,12 +48,12 @@ class DeltaWriter:
         """Some content."""
         is_beginning = self._content_goes == "nowhere" or (self._content_goes == "ahead" and self.num_calls > 0)
         if text and not is_beginning:
-            self._deltas.append(Delta(content=text, end=self.position()))
+            self._deltas.append(Delta(content=text, end=self._position()))
 
     def reasoning(self, text: str) -> None:
         """Some reasoning."""
         if text:
-            self._deltas.append(Delta(reasoning=text, end=self.position()))
+            self._deltas.append(Delta(reasoning=text, end=self._position()))
 
     def begin_call(self, name: str) -> None:
         """A tool call begins."""
@@ -79,7 +80,10 @@ class DeltaWriter:
         return [_join(run) for run in joined]
 
     def _add_call(self, piece: ToolCallDelta) -> None:
-        self._deltas.append(Delta(tool_calls=(piece,), end=self.position()))
+        self._deltas.append(Delta(tool_calls=(piece,), end=self._position()))
+
+
+NewWriter = Callable[[Callable[[], int]], DeltaWriter]  # of one that is told the position
 
 
 def _continues(last: Delta, delta: Delta) -> bool:

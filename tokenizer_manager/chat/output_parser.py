@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from .delta import Delta
-from .delta_writer import DeltaWriter
+from .delta_writer import DeltaWriter, NewWriter
 from .json_reader import JSONReader
 from .text_reader import Malformed, Reading, TextReader
 
@@ -17,10 +17,9 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 class Parse:
     """One text that is being read. `tools` maps the names of the client's functions to their parameters' schemas."""
 
-    def __init__(self, tools: Mapping[str, Any], writer: DeltaWriter) -> None:
+    def __init__(self, tools: Mapping[str, Any], new_writer: NewWriter) -> None:
         self.reader = TextReader()
-        self.writer = writer
-        writer.position = lambda: self.reader.position
+        self.writer = new_writer(lambda: self.reader.position)
         self.json = JSONReader(self.reader)
         self.tools = tools
         self.spans: list[tuple[int, int]] = []
@@ -144,9 +143,9 @@ class ProgramParser:
     """An OutputParser that runs a program: a generator that takes from the reader and puts into the writer."""
 
     def __init__(
-        self, program: Program, tools: Mapping[str, Any] | None = None, writer: DeltaWriter | None = None
+        self, program: Program, tools: Mapping[str, Any] | None = None, new_writer: NewWriter = DeltaWriter
     ) -> None:
-        self._parse = Parse(tools or {}, writer or DeltaWriter())
+        self._parse = Parse(tools or {}, new_writer)
         self._program = program(self._parse)
         self._is_running = True
 

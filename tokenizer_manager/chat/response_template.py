@@ -14,7 +14,7 @@ from transformers.utils.chat_parsing.response_templates import ResponseTemplate,
 
 from ...common.flags import ConfigError
 from .delta import Delta
-from .delta_writer import DeltaWriter
+from .delta_writer import NewWriter
 
 REASONING_FIELDS = frozenset({"reasoning_content", "reasoning", "thinking"})
 CALLS_FIELD = "tool_calls"
@@ -42,11 +42,10 @@ class ResponseTemplateParser:
         template: ResponseTemplate,
         prompt: str,
         tools: Sequence[Mapping[str, Any]],
-        writer: DeltaWriter,
+        new_writer: NewWriter,
         separates: bool,
     ) -> None:
-        self._writer = writer
-        writer.position = lambda: self._settled - len(self._space or "")
+        self._writer = new_writer(lambda: self._settled - len(self._space or ""))
         self._has_tools = bool(tools)
         self._separates = separates
         self._parser: ResponseParser | None = None

@@ -2,12 +2,14 @@
 
 It takes some things for more than they allow: a key that comes twice counts twice; a whole number that is excluded as a
 bound is taken where the other bound is less than one away; bounds are floats; fractions of which binary has no exact
-multiples; patterns, of which `schema_pattern` tells. What can be is written in another way, the rest is refused. Bounds
+multiples; patterns, of which `schema_pattern` tells. What can be is written in another way, the rest is refused. It
+refuses what says nothing: formats that it does not know, propertyNames that any name follows. These are dropped. Bounds
 and multiples meet when schemas are merged (allOf, $ref, anyOf), so those of the whole schema are looked at together.
 """
 
 import math
 from typing import Any, TypeGuard
+from urllib.parse import quote, unquote
 
 from .regex_limits import RegexError
 from .schema_limits import SchemaError, check_schema
@@ -15,11 +17,16 @@ from .schema_pattern import exact_pattern
 from .schema_refs import escape
 
 BOUND_STEP = 1e-9  # between an excluded whole number and the bound that stands for it
+MAX_MOVED = 10**6  # beyond which BOUND_STEP gets lost
 MAX_BOUND = 2**53 - 1  # beyond which a float does not hold every whole number
 OUT_OF_BOUNDS = f"a number must be within {MAX_BOUND} of 0"
 MAX_MULTIPLE = 100_000  # as many remainders are told apart
 MAX_MULTIPLES = 2**32  # of several that are merged, in thousandths
 THOUSANDTHS = 1000  # which a smaller multiple may be made of
+FORMATS = frozenset(  # that it keeps; others are annotations
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+)
+ANNOTATIONS = frozenset({"$comment", "default", "deprecated", "description", "examples", "title"})
 MINIMA, MAXIMA = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 Places = list[tuple[str, dict[str, Any]]]  # JSON pointers and schemas
@@ -29,14 +36,32 @@ def make_exact(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema, changed in place."""
     places = [(pointer, each) for pointer, each in check_schema(schema) if isinstance(each, dict)]
     for pointer, each in places:
+        _drop_annotations(each)
+        _quote_reference(each)
         _check_min_properties(pointer, each)
         _limit_bounds(pointer, each)
         _check_values(pointer, each)
         _rewrite_patterns(pointer, each)
     _check_multiples(places)
-    while _move_bounds([each for _, each in places]):
+    while _move_bounds(places):
         pass  # what has moved may have come near others
     return schema
+
+
+def _drop_annotations(schema: dict[str, Any]) -> None:
+    if isinstance(schema.get("format"), str) and schema["format"] not in FORMATS:
+        del schema["format"]
+    names = schema.get("propertyNames")
+    said = {key: value for key, value in names.items() if key not in ANNOTATIONS} if isinstance(names, dict) else names
+    if said is True or said in ({}, {"type": "string"}):
+        del schema["propertyNames"]
+
+
+def _quote_reference(schema: dict[str, Any]) -> None:
+    """A URI, which has no other characters; the places are found already."""
+    if isinstance(schema.get("$ref"), str):
+        base, sign, pointer = schema["$ref"].partition("#")
+        schema["$ref"] = base + sign + quote(unquote(pointer), safe="/$~")
 
 
 def _check_min_properties(pointer: str, schema: dict[str, Any]) -> None:
@@ -88,7 +113,12 @@ def _rewrite_patterns(pointer: str, schema: dict[str, Any]) -> None:
     named = schema.get("patternProperties")
     if isinstance(named, dict):
         at = f"{pointer}/patternProperties"
-        schema["patternProperties"] = {_pattern(f"{at}/{escape(key)}", key): value for key, value in named.items()}
+        schema["patternProperties"] = exact = dict[str, Any]()
+        for key, value in named.items():
+            pattern = _pattern(f"{at}/{escape(key)}", key)
+            if pattern in exact:
+                raise SchemaError(f"{at}/{escape(key)}", "it matches the same names as one before it")
+            exact[pattern] = value
 
 
 def _pattern(pointer: str, pattern: str) -> str:
@@ -98,7 +128,7 @@ def _pattern(pointer: str, pattern: str) -> str:
         raise SchemaError(pointer, str(error)) from None
 
 
-def _move_bounds(schemas: list[dict[str, Any]]) -> bool:
+def _move_bounds(places: Places) -> bool:
     """An excluded whole number gives way where the other bound may come within one of it, wherever that one stands.
 
     Not elsewhere: from 5.999999999 as a maximum, llguidance would ask for nine digits after "5.9". Whether any has moved.
@@ -108,14 +138,16 @@ def _move_bounds(schemas: list[dict[str, Any]]) -> bool:
         (MAXIMA, ("exclusiveMinimum", "minimum"), 1),
         (MINIMA, ("exclusiveMaximum", "maximum"), -1),
     ):
-        others = [sign * bound for schema in schemas for bound in map(schema.get, keys) if _is_number(bound)]
+        others = [sign * bound for _, schema in places for bound in map(schema.get, keys) if _is_number(bound)]
         near = {math.floor(other) for other in others if other != int(other)}
-        for schema in schemas:
+        for pointer, schema in places:
             bound = schema.get(excluded)
             if _is_number(bound) and sign * bound in near:
+                if abs(bound) > MAX_MOVED:
+                    raise SchemaError(f"{pointer}/{excluded}", f"beyond {MAX_MOVED}, the other bound must be one away")
                 del schema[excluded]
                 has_moved = True
-                moved = max(sign * bound + BOUND_STEP, math.nextafter(sign * bound, math.inf))
+                moved = sign * bound + BOUND_STEP
                 own = schema.get(included)
                 schema[included] = sign * (max(moved, sign * own) if _is_number(own) else moved)
     return has_moved

@@ -21,7 +21,7 @@ from .grammar_messages import Grammar, GrammarReply, GrammarSetup
 from .lark import lark_grammar, schema_to_compile
 from .regex_limits import MAX_TEXT_CHARS, RegexError, check_regex
 from .schema_culprit import find_culprit, written_pointer
-from .schema_limits import SchemaError, check_schema
+from .schema_limits import SchemaError
 
 MAX_ERROR_CHARS = 300
 NUM_TRIED_TOKENS = 16
@@ -85,8 +85,10 @@ class Compiler:
 
     def _schema(self, schema: Any) -> str:
         """SchemaError names the innermost subschema that can't be compiled."""
-        check_schema(schema)
-        exact = schema_to_compile(schema)
+        try:
+            exact = schema_to_compile(schema)
+        except SchemaError as refusal:
+            raise SchemaError(written_pointer(schema, refusal.pointer), refusal.message) from None
         text = json_grammar(exact)
         error = self._error(text)
         if error is None:

@@ -54,8 +54,8 @@ def schema_to_compile(schema: Any) -> dict[str, Any]:
     """A JSON Schema as llguidance is to read it: our white space, anyOf for oneOf where that is the same, and no more
     admitted than is valid. SchemaError where it can not be had.
     """
-    own = make_exact(with_any_of(schema)) if isinstance(schema, dict) else {"allOf": [schema]}
-    return {**own, "x-guidance": JSON_OPTIONS}
+    own = with_any_of(schema)
+    return {**(make_exact(own) if isinstance(own, dict) else {"allOf": [own]}), "x-guidance": JSON_OPTIONS}
 
 
 def lark_regex(pattern: str) -> str:

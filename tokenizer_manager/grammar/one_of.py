@@ -4,6 +4,7 @@ from collections.abc import Hashable, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from .schema_limits import check_schema
 from .schema_refs import find_target
 
 MAX_REFERENCES = 32  # followed one after another
@@ -20,7 +21,7 @@ class Facts(NamedTuple):
 
 
 def with_any_of(schema: Any) -> Any:
-    """The same schema, with every oneOf that can be an anyOf written as one."""
+    """A copy of the schema, with every oneOf that can be an anyOf written as one. SchemaError as of `check_schema`."""
     return _Rewriter(schema).rewrite(schema)
 
 
@@ -29,6 +30,7 @@ class _Rewriter:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._schemas = {id(each) for _, each in check_schema(root)}
         self._facts: dict[int, Facts] = {}
         self._pairs_left = MAX_PAIRS
 
@@ -38,9 +40,9 @@ class _Rewriter:
             return [self.rewrite(each) for each in schema]
         if not isinstance(schema, dict):
             return schema
-        new = {key: value if key in ("enum", "const") else self.rewrite(value) for key, value in schema.items()}
+        new = {key: self.rewrite(value) for key, value in schema.items()}
         branches = schema.get("oneOf")
-        if isinstance(branches, list) and "anyOf" not in schema:
+        if id(schema) in self._schemas and isinstance(branches, list) and "anyOf" not in schema:
             resolved = [_resolve(branch, self._root) for branch in branches]
             if all(self._are_apart(left, right) for left, right in combinations(resolved, 2)):
                 new["anyOf"] = new.pop("oneOf")

@@ -30,11 +30,11 @@ Subschema = tuple[str, Any]  # pointer, schema
 
 
 class SchemaError(ValueError):
-    """The schema is refused; `pointer` says where (a URI fragment: "#" is the whole of it)."""
+    """The schema is refused; `pointer` says where (a URI fragment: "#" is the whole of it), `message` what is wrong."""
 
     def __init__(self, pointer: str, message: str) -> None:
         super().__init__(f"{pointer}: {message}")
-        self.pointer = pointer
+        self.pointer, self.message = pointer, message
 
 
 def check_schema(schema: Any) -> list[Subschema]:
@@ -46,7 +46,7 @@ def check_schema(schema: Any) -> list[Subschema]:
     while left or targets:
         if not left:
             pointer, each = targets.pop()
-            left = [] if pointer in found else [(pointer, _no_value(pointer, each), 1)]
+            left = [] if pointer in found else [(pointer, each, 1)]
             continue
         pointer, each, depth = left.pop()
         if depth > MAX_DEPTH:
@@ -62,6 +62,7 @@ def check_schema(schema: Any) -> list[Subschema]:
             if "$ref" in each:
                 targets.append(_target(schema, pointer, each["$ref"]))
             left += [(f"{pointer}/{path}", value, depth + 1) for path, value in inner_schemas(each)]
+    _check_values(found)
     _check_bases(found)
     return list(found.items())
 
@@ -74,11 +75,13 @@ def _target(root: Any, pointer: str, reference: Any) -> Subschema:
     return target
 
 
-def _no_value(pointer: str, schema: Any) -> Any:
-    """A place that is a schema because it is referred to, and not a value that is to be compared with."""
-    if not {"const", "enum"}.isdisjoint(pointer.split("/")):
-        raise SchemaError(pointer, "a reference to a value is not taken")
-    return schema
+def _check_values(found: dict[str, Any]) -> None:
+    """No schema, which may be one because it is referred to, is (part of) a value that is to be compared with."""
+    for pointer in found:
+        parts = pointer.split("/")
+        ends = [end for end, part in enumerate(parts) if part in ("const", "enum")]
+        if any("/".join(parts[:end]) in found for end in ends):  # there it is a keyword, and no name
+            raise SchemaError(pointer, "a reference to a value is not taken")
 
 
 def _check_bases(found: dict[str, Any]) -> None:

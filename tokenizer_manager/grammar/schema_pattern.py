@@ -1,8 +1,11 @@
 r"""Patterns of JSON Schemas as llguidance has to read them: it takes Rust's syntax, and finds them in text as JSON writes it.
 
-What Rust reads differently from the validators (ECMA's syntax, Python's) is refused. A class that holds every control
-character and not the quotation mark or the backslash would match the escaped form of these too: a negated class gets one
-control character more, which no string here holds.
+What Rust reads differently from the validators (ECMA's syntax, Python's) is refused where both of them read it alike,
+and so are the anchors \A and \z. Taken is what only one of them reads otherwise: \p{L} (Python has no such classes, ECMA
+only with its flag u), and, as Python has them, \a, the dot at a carriage return or U+2028, \s and \S at U+0085 and U+FEFF.
+
+A class that holds every control character and not the quotation mark or the backslash would match the escaped form of
+these too: a negated class gets one control character more, which no string here holds.
 """
 
 import re
@@ -13,6 +16,7 @@ NEVER = r"\x01"  # JSON could write it only as \u0001, which we do not allow
 GROUP = re.compile(r"\(\?(?!:|P?<[A-Za-z_]|[is]+:)")
 QUANTIFIED_TWICE = re.compile(r"(?:[*+?]|\{\d+(?:,\d*)?\})(?:[*+{]|\?[*+?{])")
 CLASSES = {r"\D": r"\p{Nd}", r"\W": r"\p{L}\p{N}\p{M}_"}  # what these exclude, in whatever language
+ANCHORS = (r"\A", r"\z")  # letters in ECMA's syntax
 SET_OPERATORS = ("&&", "--", "~~")
 CONTROLS = [chr(code) for code in range(0x20) if code != 0x0A]
 ESCAPE = re.compile(r"\\.", re.DOTALL)
@@ -46,6 +50,8 @@ def _exact_atom(atom: str) -> str:
         return _exact_class(atom)
     if atom.startswith((r"\x{", r"\U")):
         raise RegexError(rf"write {atom} as \u and four digits")
+    if atom in ANCHORS:
+        raise RegexError(r"write ^ and $ for \A and \z")
     return f"[^{NEVER}{CLASSES[atom]}]" if atom in CLASSES else atom
 
 

@@ -1,7 +1,6 @@
 """The grammars of tool calls, as a model's family writes them: calls that are forced, and calls inside free text."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -120,14 +119,10 @@ def _ids(tokenizer: Tokenizer, tags: Iterable[str]) -> list[int]:
     return [token_id for token_id in found if token_id is not None and token_id in tokenizer.special_token_ids]
 
 
-@lru_cache(maxsize=32)
 def _special_tokens(tokenizer: Tokenizer, layout: ToolFormat) -> dict[str, int]:
     """Those that the layout holds, with their ids."""
     layout_text = "\n".join(msgspec.structs.astuple(layout))
-    texts = {
-        tokenizer.decode([token_id], skip_special_tokens=False): token_id for token_id in tokenizer.special_token_ids
-    }
-    return {text: token_id for text, token_id in texts.items() if text and text in layout_text}
+    return {text: token_id for text, token_id in tokenizer.special_texts.items() if text and text in layout_text}
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..common.tokenizer import Tokenizer
+from .tokenizer import Tokenizer
 
 MAX_HELD_TOKENS = 8  # of the window decoder: a character has at most 4 bytes, so more cannot complete one
 REPLACEMENT = "\ufffd"
