@@ -66,7 +66,7 @@ async def stream_events(
     """Send each batch of encoded events as it comes, then `done`.
 
     The headers go out with the first batch, so that an APIError before it is still an HTTP status (it is raised).
-    An error after it, or after a keep-alive comment, is the stream's last event.
+    An error after it, or after a keep-alive comment, is the stream's last event, with no `done` behind it.
     """
     with EventStream(request, metrics) as stream:
         try:
@@ -79,11 +79,13 @@ async def stream_events(
             if not stream.is_open:
                 raise
             await stream.send(error_event(error))
+            done = b""
         except Exception:
             if not stream.is_open:
                 raise
             logger.exception("request %s: the stream failed", call_of(request).name)
             await stream.send(error_event(internal_error()))
+            done = b""
         return await stream.finish(done)
 
 
