@@ -326,7 +326,7 @@ def test_help_names_the_packaged_cost_models_at_their_flag(capsys: pytest.Captur
     ("argv", "text"),
     [
         (["--num-requests", "0"], "--num-requests must be at least 1"),
-        (["--request-rate", "nan"], "--request-rate must be"),
+        (["--request-rate", "nan"], "--request-rate: invalid float value"),
         (["--request-rate", "x"], "--request-rate"),
         (["--arrival", "never"], "--arrival"),
         (["--input-len", "uniform:5"], "--input-len: must be"),
