@@ -130,7 +130,7 @@ def test_ctrl_c_stops_an_answer_and_the_chat_goes_on() -> None:
             os.kill(terminal.process.pid, signal.SIGINT)
             terminal.wait_for("[stopped; ")
             terminal.wait_for("> ")
-            assert server.backend.num_running == 0
+            server.until(lambda: server.backend.num_running == 0)
             server.backend.step_seconds = 0.0
             terminal.type("again\n")
             terminal.wait_for("tokens/s, first after")
