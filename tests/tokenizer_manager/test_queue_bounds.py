@@ -216,7 +216,7 @@ def test_an_end_in_a_stream_has_the_same_code(server: LiveServer) -> None:
     server.backend.fail_with = FINISH_ABORT("took too long", 504, "RequestTimeout")
     for path, body in BODIES:
         events = server.events(path, body | {"stream": True})
-        assert events[-2]["error"] == {
+        assert events[-1]["error"] == {
             "message": "took too long",
             "type": "server_error",
             "param": None,
