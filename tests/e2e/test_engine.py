@@ -136,6 +136,7 @@ def test_the_collector_may_close_a_stream_in_the_engines_own_thread(engine: Engi
 
     engine._thread.submit(collect()).result(10)
     wait_until(lambda: num_inflight(engine) == 0, 10, "a collected stream is aborted")
+    assert "Paris" in engine.generate("The capital of France is", GREEDY)["text"]
 
 
 def test_wrong_arguments_start_nothing() -> None:

@@ -42,7 +42,6 @@ NUMBERS = {
     "extra_tokens": "{} tokens to spare",
 }
 OF_EVERY_EVENT = {"seconds", "step", "what"}
-REPEATED = {"steps"}  # of a blocked event: the range of steps says it
 
 
 def explanation_lines(body: Mapping[str, Any]) -> Iterator[str]:
